@@ -1,0 +1,1 @@
+"""Composition roots: the only rooms that know which mode is running."""

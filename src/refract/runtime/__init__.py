@@ -1,0 +1,1 @@
+"""The machinery that services stand on: ports, their twins, web, supervision."""

@@ -1,0 +1,1 @@
+"""The five ports over PostgreSQL, RabbitMQ and Redis."""

@@ -1,0 +1,256 @@
+"""The inbox: an event is handled once per reader, because the mark and the effect are one transaction."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from prometheus_client import CollectorRegistry, Counter
+
+from refract.kernel.clock import Clock
+from refract.kernel.errors import NotPublished, PoisonMessage, Unavailable
+from refract.kernel.events import Event, EventDecoder
+from refract.runtime.correlation import correlated
+from refract.runtime.messages import Delivery, Queue
+from refract.runtime.ports import Database, EventBus, QueueReader, Transaction
+from refract.runtime.statements import Statement
+
+logger = logging.getLogger("refract.inbox")
+
+Handle = Callable[[Transaction, Sequence[Event]], Awaitable[None]]
+"""What a reader does with events it has not seen, inside the transaction that marks them."""
+
+ATTEMPTS = 5
+LONGEST_PAUSE = 5.0
+
+MARK = Statement(
+    "inbox_mark",
+    "Marks events as handled by a reader and returns those that were not yet.",
+    """
+    INSERT INTO inbox (reader, event_id, handled_at)
+    SELECT :reader, event_id, :now FROM unnest(:event_ids::text[]) AS event_id
+    ON CONFLICT DO NOTHING
+    RETURNING event_id
+    """,
+    sqlite="""
+    INSERT INTO inbox (reader, event_id, handled_at)
+    SELECT :reader, value, :now FROM json_each(:event_ids) WHERE true
+    ON CONFLICT DO NOTHING
+    RETURNING event_id
+    """,
+)
+COUNT_ATTEMPT = Statement(
+    "inbox_count_attempt",
+    "Counts an attempt before it is made, so that a message which kills its reader is found out.",
+    """
+    INSERT INTO inbox_attempts (reader, message_id, attempts, updated_at) VALUES (:reader, :message_id, 1, :now)
+    ON CONFLICT (reader, message_id) DO UPDATE SET attempts = inbox_attempts.attempts + 1, updated_at = :now
+    RETURNING attempts, last_error
+    """,
+)
+UNCOUNT_ATTEMPT = Statement(
+    "inbox_uncount_attempt",
+    "Takes an attempt back that failed through no fault of the message.",
+    "UPDATE inbox_attempts SET attempts = attempts - 1 WHERE reader = :reader AND message_id = :message_id",
+)
+NOTE_FAILURE = Statement(
+    "inbox_note_failure",
+    "Keeps the reason of a failed attempt for the dead letter.",
+    "UPDATE inbox_attempts SET last_error = :error WHERE reader = :reader AND message_id = :message_id",
+)
+FORGET_ATTEMPTS = Statement(
+    "inbox_forget_attempts",
+    "Drops the count of a message that is settled, handled or buried.",
+    "DELETE FROM inbox_attempts WHERE reader = :reader AND message_id = :message_id",
+)
+PRUNE_MARKS = Statement(
+    "inbox_prune",
+    "Forgets marks so old that their events can no longer be sent again.",
+    "DELETE FROM inbox WHERE handled_at < :before",
+)
+PRUNE_ATTEMPTS = Statement(
+    "inbox_prune_attempts",
+    "Forgets attempt counts of messages that never came back.",
+    "DELETE FROM inbox_attempts WHERE updated_at < :before",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A delivery and the events in it."""
+
+    delivery: Delivery
+    events: list[Event]
+
+
+class InboxMetrics:
+    """What operators watch of a reader."""
+
+    def __init__(self, registry: CollectorRegistry, reader: str) -> None:
+        handled = Counter("refract_inbox_handled", "Events handled", ["reader"], registry=registry)
+        repeated = Counter("refract_inbox_repeated", "Events seen again and passed over", ["reader"], registry=registry)
+        buried = Counter("refract_inbox_buried", "Messages moved to the dead letters", ["reader"], registry=registry)
+        self.handled = handled.labels(reader)
+        self.repeated = repeated.labels(reader)
+        self.buried = buried.labels(reader)
+
+
+class Inbox:
+    """Reads one queue into one database. Several may read the same queue, in one process or in many."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        decoder: EventDecoder,
+        handle: Handle,
+        *,
+        database: Database,
+        bus: EventBus,
+        clock: Clock,
+        metrics: InboxMetrics,
+    ) -> None:
+        self._queue = queue
+        self._decoder = decoder
+        self._handle = handle
+        self._database = database
+        self._bus = bus
+        self._clock = clock
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Handle messages as they come, for ever."""
+        async with self._bus.reader(self._queue) as reader:
+            while True:
+                await self.settle(reader, await reader.next_batch())
+
+    async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> None:
+        """Handle a batch as one; what was delivered before, and what fails, is handled one by one."""
+        letters = [letter for delivery in deliveries if (letter := await self._open(reader, delivery))]
+        fresh = [letter for letter in letters if not letter.delivery.redelivered]
+        suspects = [letter for letter in letters if letter.delivery.redelivered]
+        if fresh and not await self._settled_together(reader, fresh):
+            suspects = fresh + suspects
+        for letter in suspects:
+            await self._settle_alone(reader, letter)
+
+    async def _open(self, reader: QueueReader, delivery: Delivery) -> Letter | None:
+        try:
+            events = self._decoder.decode(delivery.message.routing_key, delivery.message.body)
+        except PoisonMessage as error:
+            await self._bury(reader, delivery, str(error))
+            return None
+        return Letter(delivery, events)
+
+    async def _settled_together(self, reader: QueueReader, letters: Sequence[Letter]) -> bool:
+        """Whether a batch went through; a failure of its own means that its letters must be told apart."""
+        pause = 0.0
+        while True:
+            try:
+                await self._apply(letters)
+            except Unavailable as error:
+                pause = await self._wait_for_dependency(error, pause)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises, the batch is retried one by one
+                logger.warning("batch failed; handling its messages one by one", extra={"error": repr(error)})
+                return False
+            else:
+                await reader.acknowledge([letter.delivery for letter in letters])
+                return True
+
+    async def _settle_alone(self, reader: QueueReader, letter: Letter) -> None:
+        """Handle one message, counting attempts in the database before each, and bury it after the last."""
+        pause = 0.0
+        while True:
+            try:
+                attempts, last_error = await self._count_attempt(letter)
+                if attempts > ATTEMPTS:
+                    reason = last_error or f"the reader died {ATTEMPTS} times while handling it"
+                    await self._bury(reader, letter.delivery, reason)
+                    return
+                failure = await self._attempt(letter)
+            except Unavailable as error:
+                pause = await self._wait_for_dependency(error, pause)
+                continue
+            if failure is None:
+                await reader.acknowledge([letter.delivery])
+                return
+            logger.warning("message failed", extra={"queue": self._queue.name, "attempt": attempts, "error": failure})
+            await asyncio.sleep(min(LONGEST_PAUSE, 0.01 * 2**attempts))
+
+    async def _attempt(self, letter: Letter) -> str | None:
+        """What went wrong, if it was the message's fault. A dependency's fault is raised, and not counted."""
+        try:
+            await self._apply([letter])
+        except Unavailable:
+            await self._run(UNCOUNT_ATTEMPT, letter)
+            raise
+        except Exception as error:  # noqa: BLE001 - a message may fail in any way; the reason is kept with it
+            failure = f"{type(error).__name__}: {error}"
+            await self._run(NOTE_FAILURE, letter, error=failure[:1000])
+            return failure
+        return None
+
+    async def _apply(self, letters: Sequence[Letter]) -> None:
+        """One transaction: mark the events that are new, and do what the reader does with them."""
+        by_identity = {event.identity: event for letter in letters for event in letter.events}
+        alone = len(letters) == 1 and len(by_identity) == 1
+        with correlated(letters[0].events[0].correlation_id) if alone else nullcontext():
+            async with self._database.transaction() as tx:
+                # Sorted, so that two readers with the same events wait for each other instead of deadlocking.
+                rows = await tx.fetch(
+                    MARK, reader=self._queue.name, event_ids=sorted(by_identity), now=self._clock.now()
+                )
+                marked = {row["event_id"] for row in rows}
+                new = [event for identity, event in by_identity.items() if identity in marked]
+                if new:
+                    await self._handle(tx, new)
+                for letter in letters:
+                    if letter.delivery.redelivered or len(letters) == 1:
+                        await tx.execute(FORGET_ATTEMPTS, **self._key(letter.delivery))
+        self._metrics.handled.inc(len(new))
+        self._metrics.repeated.inc(sum(len(letter.events) for letter in letters) - len(new))
+
+    async def _count_attempt(self, letter: Letter) -> tuple[int, str | None]:
+        async with self._database.transaction() as tx:
+            row = await tx.fetch_one(COUNT_ATTEMPT, **self._key(letter.delivery), now=self._clock.now())
+        assert row is not None, "INSERT … RETURNING always returns its row"
+        return row["attempts"], row["last_error"]
+
+    async def _run(self, statement: Statement, letter: Letter, **parameters: str) -> None:
+        async with self._database.transaction() as tx:
+            await tx.execute(statement, **self._key(letter.delivery), **parameters)
+
+    async def _bury(self, reader: QueueReader, delivery: Delivery, reason: str) -> None:
+        """Move a message to the dead letters, waiting for the bus if need be: a letter is never dropped."""
+        pause = 0.0
+        while True:
+            try:
+                await reader.bury(delivery, reason)
+                async with self._database.transaction() as tx:
+                    await tx.execute(FORGET_ATTEMPTS, **self._key(delivery))
+                break
+            except (Unavailable, NotPublished) as error:
+                pause = await self._wait_for_dependency(error, pause)
+        self._metrics.buried.inc()
+        logger.error(
+            "message moved to dead letters",
+            extra={"queue": self._queue.dead, "message_id": delivery.message.message_id, "reason": reason},
+        )
+
+    def _key(self, delivery: Delivery) -> dict[str, str]:
+        return {"reader": self._queue.name, "message_id": delivery.message.message_id}
+
+    async def _wait_for_dependency(self, error: Exception, pause: float) -> float:
+        pause = min(LONGEST_PAUSE, pause * 2 or 0.1)
+        logger.warning("reader waits for a dependency", extra={"queue": self._queue.name, "error": str(error)})
+        await asyncio.sleep(pause)
+        return pause
+
+
+async def prune_inbox(database: Database, now: datetime, retention: timedelta) -> int:
+    """Forget marks and counts older than the retention; returns how many marks."""
+    async with database.transaction() as tx:
+        pruned = await tx.execute(PRUNE_MARKS, before=now - retention)
+        await tx.execute(PRUNE_ATTEMPTS, before=now - retention)
+    return pruned

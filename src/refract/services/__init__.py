@@ -1,0 +1,1 @@
+"""The bounded contexts. One enters another only through its api module."""

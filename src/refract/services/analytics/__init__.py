@@ -1,0 +1,1 @@
+"""Analytics: clicks in, rollups, statistics and milestones out."""

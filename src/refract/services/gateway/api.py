@@ -1,0 +1,215 @@
+"""The public route table as data, how a path is found in it, and the words that no short code may be."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote
+
+NAME = "gateway"
+WIRE_NAME = "gateway"
+PORT = 8080
+
+Token = Literal["none", "optional", "required", "administrator"]
+"""Whether a route wants a token: not looked at; checked where one is sent; demanded; an administrator's, or an API key's
+with the scope for it (decision 17)."""
+
+Limit = Literal["shorten", "bulk", "redirect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row: what the public sees, and where it goes. `limit` names a rate limit, `breaker` lets the target's refuse."""
+
+    methods: tuple[str, ...]
+    path: str
+    target: str
+    forward: str
+    token: Token
+    limit: Limit | None
+    breaker: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request that has a row, and the path by which the target knows it, as sent."""
+
+    route: Route
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongMethod:
+    """A path that has rows, none of them for this method."""
+
+    allow: tuple[str, ...]
+
+
+GET = ("GET", "HEAD")
+
+_PREFIXES = (("/api/auth/", "/"), ("/api/sms/", "/api/"), ("/api/", "/"), ("/r/", "/"))
+"""What the public path begins with, and what the target's does instead: the first that fits."""
+
+
+def _route(
+    methods: tuple[str, ...] | str,
+    path: str,
+    target: str,
+    token: Token = "required",  # noqa: S107 - a word of the table, not a secret
+    *,
+    limit: Limit | None = None,
+    breaker: bool = True,
+) -> Route:
+    public, inner = next(((old, new) for old, new in _PREFIXES if path.startswith(old)), ("", ""))
+    forward = inner + path.removeprefix(public)
+    allowed = (methods,) if isinstance(methods, str) else methods
+    return Route(allowed, path, target, forward, token, limit, breaker)
+
+
+ROUTES: tuple[Route, ...] = (
+    # Links. A short link has two addresses; /r/ is the specification's, the bare one is what people share.
+    _route(GET, "/{code}", "links", "none", limit="redirect"),
+    _route(GET, "/r/{code}", "links", "none", limit="redirect"),
+    _route("POST", "/api/shorten", "links", limit="shorten"),
+    _route("POST", "/api/shorten/bulk", "links", limit="bulk"),
+    _route(GET, "/api/urls", "links"),
+    _route((*GET, "PATCH", "DELETE"), "/api/urls/{code}", "links"),
+    _route(GET, "/api/urls/{code}/qr.svg", "links"),
+    _route(GET, "/api/urls/{code}/qr.png", "links"),
+    # Analytics. The first two are public, and the owner still reads them after a deletion (decision 12).
+    _route(GET, "/api/stats/{code}", "analytics", "optional"),
+    _route(GET, "/api/stats/{code}/timeline", "analytics", "optional"),
+    _route(GET, "/api/stats/{code}/series", "analytics"),
+    _route(GET, "/api/stats/{code}/breakdown", "analytics"),
+    _route(GET, "/api/stats/{code}/visitors", "analytics"),
+    _route(GET, "/api/stats/{code}/clicks", "analytics"),
+    _route(GET, "/api/stats/{code}/live", "analytics"),
+    _route(GET, "/api/stats/summary", "analytics"),
+    # Identity. Signing in has neither limit nor breaker here: failures are counted by identity itself (decision 14).
+    _route("POST", "/api/auth/register", "identity", "none", breaker=False),
+    _route("POST", "/api/auth/login", "identity", "none", breaker=False),
+    _route("POST", "/api/auth/logout", "identity", breaker=False),
+    _route("POST", "/api/auth/password", "identity", breaker=False),
+    _route("POST", "/api/auth/verify", "identity", "none", breaker=False),
+    _route("POST", "/api/auth/reset", "identity", "none", breaker=False),
+    _route("POST", "/api/auth/reset/confirm", "identity", "none", breaker=False),
+    _route(GET, "/api/auth/oidc/start", "identity", "none", breaker=False),
+    _route(GET, "/api/auth/oidc/callback", "identity", "none", breaker=False),
+    _route(GET, "/api/me", "identity"),
+    _route((*GET, "POST"), "/api/keys", "identity"),
+    _route("DELETE", "/api/keys/{id}", "identity"),
+    _route("POST", "/api/subscriptions", "identity"),
+    _route((*GET, "PATCH", "DELETE"), "/api/subscriptions/current", "identity"),
+    # Notifications.
+    _route(GET, "/api/notifications", "notifications"),
+    _route("POST", "/api/notifications/{id}/read", "notifications"),
+    _route((*GET, "PUT"), "/api/preferences", "notifications"),
+    # Projects.
+    _route((*GET, "POST"), "/api/projects", "projects"),
+    _route(GET, "/api/projects/{id}", "projects"),
+    _route(GET, "/api/projects/{id}/items", "projects"),
+    _route(GET, "/api/projects/{id}/live", "projects"),
+    _route("POST", "/api/projects/{id}/cancel", "projects"),
+    _route("POST", "/api/projects/{id}/retry", "projects"),
+    # The SMS gateway, which has an /api of its own.
+    _route("POST", "/api/sms/config", "sms", "administrator"),
+    _route("POST", "/api/sms/send", "sms", "administrator"),
+)
+
+OWN_PATHS = ("/health", "/ready", "/metrics", "/docs")
+"""What every service serves itself, the gateway too: never forwarded, and no short code."""
+
+TARGETS: tuple[str, ...] = tuple(dict.fromkeys(route.target for route in ROUTES))
+
+
+def reserved_words(own_paths: Iterable[str] = ()) -> frozenset[str]:
+    """The segments that mean something where a code could stand: here, in the services, and in a service's `own_paths`."""
+    public = [route.path for route in ROUTES]
+    inner = [route.forward for route in ROUTES]
+    templates = [tuple(path.split("/")[1:]) for path in (*public, *inner, *OWN_PATHS, *own_paths)]
+    before_a_code = {template[: template.index("{code}")] for template in templates if "{code}" in template}
+    first = {()} | before_a_code
+    return frozenset(
+        template[len(prefix)]
+        for prefix in first
+        for template in templates
+        if len(template) > len(prefix) and template[: len(prefix)] == prefix
+        if not template[len(prefix)].startswith("{")
+    )
+
+
+def resolve(method: str, path: str) -> Match | WrongMethod | None:
+    """The row of a request, given the path as it was sent, still percent-encoded; None where there is nothing."""
+    if not path.startswith("/"):
+        return None
+    node = _TREE
+    values: dict[str, str] = {}
+    for segment in path.split("/")[1:]:
+        # A word of the table wins for good: nothing is lost by that, since no parameter may be such a word.
+        child = node.words.get(segment)
+        if child is None:
+            child = node.parameter
+            if child is None or not _may_be_a_value(segment):
+                return None
+            values[child.name] = segment
+        node = child
+    if not node.routes:
+        return None
+    route = node.routes.get(method)
+    if route is None:
+        return WrongMethod(tuple(node.routes))
+    return Match(route, route.forward.format_map(values))
+
+
+_VALUE = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
+
+
+def _may_be_a_value(segment: str) -> bool:
+    """Whether a segment can be put into the target's path and stay one segment there, and one that is not a word.
+
+    The target decodes it once. `%2F`, `..`, `%2e%2e`, a second layer of encoding and control characters could lead out of
+    the template; `/r/metrics` or `/%75rls` would reach a route of the target that this table never meant to open.
+    """
+    if _VALUE.fullmatch(segment) is None:
+        return False
+    try:
+        value = unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        return False
+    if value in _RESERVED or value in {".", ".."}:
+        return False
+    return value.isprintable() and not any(character in "/\\%" for character in value)
+
+
+class _Node:
+    """One place in the tree of segments."""
+
+    __slots__ = ("name", "parameter", "routes", "words")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.words: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.routes: dict[str, Route] = {}
+
+    def child(self, segment: str) -> "_Node":
+        """The node of a template's next segment, made if need be."""
+        if not segment.startswith("{"):
+            return self.words.setdefault(segment, _Node())
+        if self.parameter is None:
+            self.parameter = _Node(segment.strip("{}"))
+        return self.parameter
+
+
+def _grow(routes: Iterable[Route]) -> _Node:
+    root = _Node()
+    for route in routes:
+        node = root
+        for segment in route.path.split("/")[1:]:
+            node = node.child(segment)
+        node.routes |= dict.fromkeys(route.methods, route)
+    return root
+
+
+_TREE = _grow(ROUTES)
+_RESERVED = reserved_words()

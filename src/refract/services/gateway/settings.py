@@ -1,0 +1,28 @@
+"""Where the services behind the gateway are; what it shares with every process is read by `runtime.settings`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from refract.runtime.environment import Environment
+
+URL_VARIABLES: Mapping[str, str] = {
+    "links": "URL_SERVICE_URL",
+    "analytics": "ANALYTICS_SERVICE_URL",
+    "identity": "USER_SERVICE_URL",
+    "notifications": "NOTIFICATION_SERVICE_URL",
+    "sms": "SMS_GATEWAY_URL",
+    "projects": "PROJECT_SERVICE_URL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What the gateway asks for in distributed mode: a URL for each service."""
+
+    urls: Mapping[str, str]
+
+    @classmethod
+    def from_environment(cls, environment: Environment) -> Self:
+        """Each of the URLs is required."""
+        return cls({target: environment.url(variable, ("http", "https")) for target, variable in URL_VARIABLES.items()})

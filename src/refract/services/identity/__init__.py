@@ -1,0 +1,1 @@
+"""Identity: users, workspaces, API keys, subscriptions and the audit trail."""

@@ -1,0 +1,1 @@
+"""Links: shorten, redirect and manage them, and never lose a click."""

@@ -1,0 +1,1 @@
+"""Notifications: what happened, told by mail, webhook and in the product."""

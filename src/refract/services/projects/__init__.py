@@ -1,0 +1,1 @@
+"""Projects: many links made as one job, with its progress."""

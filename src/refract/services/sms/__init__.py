@@ -1,0 +1,1 @@
+"""SMS: text messages through the providers, within each user's rate."""

@@ -1,0 +1,1 @@
+"""The walls of the house and its rules, each seen to fail."""

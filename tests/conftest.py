@@ -1,0 +1,68 @@
+"""Fixtures for all tests: where the real servers are, and a corner of each that no other test uses."""
+
+import secrets
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from tests.support.servers import PostgreSQL, RabbitMQ, Redis, Server
+from tests.support.servers.selection import configured
+
+
+def _address(server: type[Server]) -> str:
+    address = configured(server)
+    if address is None:
+        pytest.fail(
+            f"no {server.name}: run `make test`, or `make servers` first, or set {server.variable}", pytrace=False
+        )
+    return address
+
+
+@pytest.fixture(scope="session")
+def postgres_dsn() -> str:
+    """The DSN of a PostgreSQL on which this run may create and drop databases."""
+    return _address(PostgreSQL)
+
+
+@pytest.fixture(scope="session")
+def redis_address() -> str:
+    """A Redis as `host:port`."""
+    return _address(Redis)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    """A RabbitMQ as an AMQP URL."""
+    return _address(RabbitMQ)
+
+
+@pytest.fixture
+async def fresh_database(postgres_dsn: str) -> AsyncIterator[str]:
+    """The DSN of an empty PostgreSQL database that is dropped after the test."""
+    name = f"test_{secrets.token_hex(8)}"
+    # From template0, to which nobody can be connected: a visitor in template1 would refuse us the copy.
+    await _administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+    yield urlsplit(postgres_dsn)._replace(path=f"/{name}").geturl()
+    await _administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def rabbitmq_namespace() -> str:
+    """A prefix for the names of queues and exchanges that this test alone uses."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def redis_namespace() -> str:
+    """A prefix for the keys that this test alone uses."""
+    return f"test:{secrets.token_hex(6)}:"
+
+
+async def _administer(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()

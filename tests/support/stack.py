@@ -1,0 +1,174 @@
+"""All seven services as separate processes over local servers: what `make stack` runs, and what journeys test."""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from refract.apps.directory import SERVICES
+from tests.support.servers import PostgreSQL, RabbitMQ, Redis
+from tests.support.servers.packages import MissingSoftware
+from tests.support.servers.selection import environment, in_use
+from tests.support.servers.server import ServerError
+
+SECONDS_TO_START = 30.0
+SECONDS_TO_STOP = 15.0
+
+
+@dataclass
+class Stack:
+    """The running services by package name."""
+
+    ports: Mapping[str, int]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def address(self, name: str) -> str:
+        """Where a service answers."""
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    def stop(self) -> dict[str, int]:
+        """SIGTERM to all of them; their exit statuses. One that does not end in time is killed."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        statuses = {}
+        for name, process in self.processes.items():
+            try:
+                statuses[name] = process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                statuses[name] = process.wait()
+        return statuses
+
+
+def variables(
+    servers: Mapping[str, str], ports: Mapping[str, int], databases: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """The environment of each service, by package name."""
+    shared = {
+        "HOST": "127.0.0.1",
+        "RABBITMQ_URL": servers[RabbitMQ.variable],
+        "REDIS_ADDR": servers[Redis.variable],
+        "JWT_SECRET": secrets.token_urlsafe(48),
+        "LOG_LEVEL": os.environ.get("LOG_LEVEL", "info"),
+    }
+    wanted = {}
+    for name, service in SERVICES.items():
+        wanted[name] = shared | {"PORT": str(ports[name]), "SERVICE_NAME": service.wire_name}
+        if name in databases:
+            wanted[name]["DATABASE_DSN"] = databases[name]
+    for name, service in SERVICES.items():
+        if service.url_variable:
+            wanted["gateway"][service.url_variable] = f"http://127.0.0.1:{ports[name]}"
+    return wanted
+
+
+async def create_databases(dsn: str, prefix: str) -> dict[str, str]:
+    """One database per service that has one; those that exist are kept, with what is in them."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        databases = {}
+        for name, service in SERVICES.items():
+            if not service.has_database:
+                continue
+            database = f"{prefix}{name}"
+            if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", database):
+                await connection.execute(f'CREATE DATABASE "{database}" TEMPLATE template0')
+            databases[name] = urlsplit(dsn)._replace(path=f"/{database}").geturl()
+        return databases
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def running(
+    environments: Mapping[str, Mapping[str, str]], ports: Mapping[str, int], *, logs: Path | None = None
+) -> Iterator[Stack]:
+    """Start every service, wait until each answers, stop them all at the end."""
+    stack = Stack(ports)
+    try:
+        for name, values in environments.items():
+            with (logs / f"{name}.log").open("ab") if logs else open(os.devnull, "wb") as output:  # noqa: PTH123
+                stack.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "refract.apps.cli", "run", name],
+                    env=inherited() | values,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output if logs else None,
+                    stderr=output if logs else None,
+                    # Ctrl-C in a terminal is for us; the services are stopped in order by us.
+                    start_new_session=True,
+                )
+        for name in environments:
+            _wait_until_healthy(stack, name)
+        yield stack
+    finally:
+        stack.stop()
+
+
+def inherited() -> dict[str, str]:
+    """Our own environment without what would be read as a setting of a service."""
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "TERM")
+    return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def health(address: str) -> str:
+    """The body of /health."""
+    with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:
+        return str(answer.read().decode())
+
+
+def _wait_until_healthy(stack: Stack, name: str) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while True:
+        if stack.processes[name].poll() is not None:
+            raise ServerError(f"{name} ended while starting with status {stack.processes[name].returncode}")
+        try:
+            health(stack.address(name))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{name} does not answer within {SECONDS_TO_START:g} s") from None
+            time.sleep(0.05)
+        else:
+            return
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the stack on the ports of the specification until told to stop."""
+    parser = argparse.ArgumentParser(prog="make stack", description=__doc__)
+    parser.add_argument("--prefix", default="refract_", help="in front of the names of the databases")
+    options = parser.parse_args(arguments)
+    ports = {name: service.port for name, service in SERVICES.items()}
+    stop = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+    try:
+        with in_use() as used:
+            servers = environment(used)
+            databases = asyncio.run(create_databases(servers[PostgreSQL.variable], options.prefix))
+            with running(variables(servers, ports, databases), ports) as stack:
+                for name, service in SERVICES.items():
+                    print(f"{service.wire_name:22} {stack.address(name)}", flush=True)
+                print("Ctrl-C stops all of it.", flush=True)
+                signal.sigwait(stop)
+                failed = {name: status for name, status in stack.stop().items() if status != 0}
+    except (MissingSoftware, ServerError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name, status in failed.items():
+        print(f"{name} ended with status {status}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
