@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVERS := $(BIN)/python -m tests.support.servers
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-emit-index-url --no-emit-find-links --no-annotate pyproject.toml
+	--no-emit-index-url --no-emit-find-links pyproject.toml
 
 # Stamps inside .venv: removing it removes them, and an installed project costs make nothing.
 CREATED := $(VENV)/.created

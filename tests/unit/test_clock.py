@@ -1,6 +1,6 @@
 """The clock of this machine: moments know their zone, and its two ways to tell the time agree."""
 
-from datetime import UTC, timedelta
+from datetime import UTC
 
 from refract.kernel.clock import Clock, SystemClock
 
@@ -16,4 +16,3 @@ def test_durations_never_go_back() -> None:
     clock = SystemClock()
     readings = [clock.monotonic() for _ in range(100)]
     assert readings == sorted(readings)
-    assert timedelta(seconds=readings[-1] - readings[0]) < timedelta(minutes=1)

@@ -8,7 +8,10 @@ TOMBSTONE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A copy of something whose versions are numbered; a lower number never replaces a higher one."""
+    """A copy of something whose versions are numbered; a lower number never replaces a higher one.
+
+    Numbers are at least 0 and below 2^64. What has no time left to live is not kept.
+    """
 
     key: str
     order: int

@@ -1,6 +1,5 @@
 """One request and its answer through the ASGI application."""
 
-import asyncio
 import logging
 from typing import Any
 
@@ -86,9 +85,3 @@ class Exchange(RequestResponseCycle):
 
 def _nothing() -> None:
     """Stands in for the connection's callback afterwards, so that the two do not keep each other alive."""
-
-
-def cancel_all(tasks: set[asyncio.Task[None]]) -> None:
-    """End the exchanges that outlived the grace period."""
-    for task in tuple(tasks):
-        task.cancel()

@@ -10,8 +10,8 @@ Headers = list[tuple[bytes, bytes]]
 class HeldAnswer:
     """An answer that leaves later, for example once its click is committed.
 
-    The answers of a connection keep the order of its requests: one that is released early waits for those before it, and
-    whatever stands behind an unreleased one waits too.
+    The answers of a connection keep the order of its requests: one that is released early waits for those before it,
+    and whatever stands behind an unreleased one waits too.
     """
 
     __slots__ = ("_deliver", "closes", "payload")

@@ -1,7 +1,10 @@
-"""What both twins of the database share: the outbox inside a transaction, its end after a failure, and the wake-up bell."""
+"""What both twins of the database share: announcing in a transaction, its end after a failure, the wake-up bell."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 from refract.kernel.errors import Invalid, RefractError
 from refract.kernel.events import Event
@@ -75,12 +78,25 @@ class Outgoing:
         self._over = self._over or reason
 
 
-def row_id() -> str:
-    """An id for an outbox row: version 7, so that rows lie in their index in the order in which they were written."""
-    return new_event_id()
+def outbox_rows(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+    """The rows that keep messages, in the order of OUTBOX_COLUMNS."""
+    now = datetime.now(UTC)
+    return [
+        (
+            new_event_id(),  # version 7: rows lie in their index in the order in which they were written
+            message.exchange,
+            message.routing_key,
+            _text(message),
+            message.message_id,
+            message.correlation_id,
+            message.mandatory,
+            now,
+        )
+        for message in messages
+    ]
 
 
-def payload_of(message: Message) -> str:
+def _text(message: Message) -> str:
     """A body as the text that the outbox keeps; bodies are JSON, so anything else is a mistake of the caller."""
     try:
         return message.body.decode()

@@ -56,7 +56,7 @@ class Verdict(Struct, frozen=True, gc=False):
 
 def uncounted(policy: Policy) -> Verdict:
     """The verdict of a policy that is off, or whose counter is away and lets everything through."""
-    return Verdict(True, policy.limit, policy.limit)
+    return Verdict(allowed=True, limit=policy.limit, remaining=policy.limit)
 
 
 class SlidingWindow:
@@ -79,7 +79,7 @@ class SlidingWindow:
             self._total -= buckets.pop(0)[1]
         if self._total + cost > limit:
             wait = self._wait(limit, cost, width, now)
-            return Verdict(False, limit, limit - self._total, wait / MICROSECONDS)
+            return Verdict(allowed=False, limit=limit, remaining=limit - self._total, retry_after=wait / MICROSECONDS)
         if cost:
             if buckets and buckets[-1][0] == current:
                 buckets[-1] = (current, buckets[-1][1] + cost)
@@ -87,7 +87,7 @@ class SlidingWindow:
                 buckets.append((current, cost))
                 self.forgotten_at = (current + BUCKETS + 1) * width
             self._total += cost
-        return Verdict(True, limit, limit - self._total)
+        return Verdict(allowed=True, limit=limit, remaining=limit - self._total)
 
     def _wait(self, limit: int, cost: int, width: int, now: int) -> int:
         """Until so many of the oldest hits have left that `cost` more fit; a cost over the limit never fits."""

@@ -1,6 +1,7 @@
 """The state store in a small SQLite file: one thread, one connection, one transaction at a time."""
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,11 +50,12 @@ class EmbeddedStateStore:
 
     async def read(self, key: str) -> dict[str, str]:
         """All fields, or nothing when the key is absent or over."""
-        return await self._run(lambda: dict(_Hash(self._connection, key)))
+        sql = "SELECT field, value FROM fields WHERE key = ?"
+        return dict(await self._run(lambda: self._connection.execute(sql, (key,)).fetchall()))
 
     async def write(self, key: str, fields: Mapping[str, str | int], ttl: float) -> None:
         """Set fields, keeping the others, and let the whole hash live `ttl` seconds from now."""
-        over_at = self._clock.milliseconds() + round(ttl * 1000)
+        over_at = self._clock.milliseconds() + math.ceil(ttl * 1000)
 
         def change() -> None:
             _Hash(self._connection, key).update({field: str(value) for field, value in fields.items()})

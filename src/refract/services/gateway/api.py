@@ -11,15 +11,15 @@ WIRE_NAME = "gateway"
 PORT = 8080
 
 Token = Literal["none", "optional", "required", "administrator"]
-"""Whether a route wants a token: not looked at; checked where one is sent; demanded; an administrator's, or an API key's
-with the scope for it (decision 17)."""
+"""Whether a route wants a token: not looked at; checked where one is sent; demanded; demanded of an administrator, or
+as an API key with the scope for it (decision 17)."""
 
 Limit = Literal["shorten", "bulk", "redirect"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row: what the public sees, and where it goes. `limit` names a rate limit, `breaker` lets the target's refuse."""
+    """One row: what the public sees, where it goes, its rate limit, and whether the target's breaker may refuse it."""
 
     methods: tuple[str, ...]
     path: str
@@ -123,7 +123,7 @@ TARGETS: tuple[str, ...] = tuple(dict.fromkeys(route.target for route in ROUTES)
 
 
 def reserved_words(own_paths: Iterable[str] = ()) -> frozenset[str]:
-    """The segments that mean something where a code could stand: here, in the services, and in a service's `own_paths`."""
+    """The segments that mean something where a code could stand: here, in the services, and in one service's own."""
     public = [route.path for route in ROUTES]
     inner = [route.forward for route in ROUTES]
     templates = [tuple(path.split("/")[1:]) for path in (*public, *inner, *OWN_PATHS, *own_paths)]
@@ -167,8 +167,8 @@ _VALUE = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
 def _may_be_a_value(segment: str) -> bool:
     """Whether a segment can be put into the target's path and stay one segment there, and one that is not a word.
 
-    The target decodes it once. `%2F`, `..`, `%2e%2e`, a second layer of encoding and control characters could lead out of
-    the template; `/r/metrics` or `/%75rls` would reach a route of the target that this table never meant to open.
+    The target decodes it once. `%2F`, `..`, `%2e%2e`, a second layer of encoding and control characters could lead out
+    of the template; `/r/metrics` or `/%75rls` would reach a route of the target that this table never meant to open.
     """
     if _VALUE.fullmatch(segment) is None:
         return False

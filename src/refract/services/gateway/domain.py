@@ -29,9 +29,11 @@ class UpstreamFailed(RefractError):
         return self.reason
 
 
+# `Expect` is between the client and the server it speaks to, which has answered it before a body is read.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
+        b"expect",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
@@ -43,15 +45,19 @@ _HOP_BY_HOP = frozenset(
     }
 )
 
-# `Expect` is between the client and the server it speaks to, which has answered it before a body is read.
-_ONLY_OURS = frozenset({b"expect", b"forwarded", b"host", b"x-correlation-id", b"x-real-ip"})
+_ONLY_OURS = frozenset({b"forwarded", b"host", b"x-correlation-id", b"x-real-ip"})
+_SAID_AGAIN = frozenset({b"date", b"x-correlation-id"})
 _ONLY_OURS_PREFIXES = (b"x-forwarded-", b"x-user-")
 
 # Frameworks fold `_`, and some fold more, into `-`: every spelling that could be read as ours counts as ours.
-_FOLDED = bytes(ord(chr(byte).lower()) if chr(byte).isascii() and chr(byte).isalnum() else ord("-") for byte in range(256))
+_FOLDED = bytes(
+    ord(chr(byte).lower()) if chr(byte).isascii() and chr(byte).isalnum() else ord("-") for byte in range(256)
+)
 
 
-def forwarded_headers(sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes) -> list[Header]:
+def forwarded_headers(
+    sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes
+) -> list[Header]:
     """A request's headers as a service gets them: the client's own, and ours in place of any that pretended to be."""
     kept = list(sent)
     dropped = _HOP_BY_HOP | _ONLY_OURS | _named_by_connection(kept)
@@ -67,10 +73,13 @@ def forwarded_headers(sent: Iterable[Header], *, correlation_id: str, client: st
 
 
 def answered_headers(received: Iterable[Header]) -> list[Header]:
-    """An answer's headers without those that were for our connection to the service only."""
+    """An answer's headers without those that were for our connection to the service only.
+
+    Our server dates every answer, and the outer layer echoes the correlation id: both would stand there twice.
+    """
     kept = list(received)
-    dropped = _HOP_BY_HOP | _named_by_connection(kept)
-    return [(name, value) for name, value in kept if name.translate(_FOLDED) not in dropped]
+    dropped = _HOP_BY_HOP | _SAID_AGAIN | _named_by_connection(kept)
+    return [(name.lower(), value) for name, value in kept if name.translate(_FOLDED) not in dropped]
 
 
 def _named_by_connection(headers: Iterable[Header]) -> set[bytes]:

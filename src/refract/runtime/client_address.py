@@ -1,0 +1,54 @@
+"""Who is asking: the address of the client behind the proxies we trust. It is never logged (decision 11)."""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+Network = IPv4Network | IPv6Network
+
+
+class ClientAddresses:
+    """Reads a client's address with regard to TRUSTED_PROXIES (decision 15)."""
+
+    def __init__(self, trusted_proxies: Sequence[Network] = ()) -> None:
+        self._trusted = tuple(trusted_proxies)
+
+    def find(self, peer: str, forwarded_for: Sequence[bytes] = ()) -> str:
+        """The peer's address, or for a trusted peer the right-most hop of `X-Forwarded-For` that is not trusted too.
+
+        Hops that are no address are passed over. Where every hop is trusted, the first of them is the client.
+        """
+        address = _parse(peer)
+        if address is None:
+            return peer
+        if not forwarded_for or not self._trusts(address):
+            return str(address)
+        for hop in reversed(b",".join(forwarded_for).decode("latin-1").split(",")):
+            parsed = _parse_hop(hop.strip())
+            if parsed is None:
+                continue
+            address = parsed
+            if not self._trusts(address):
+                break
+        return str(address)
+
+    def _trusts(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._trusted)
+
+
+def _parse(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(text.partition("%")[0])  # a zone says which of our interfaces, not which client
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _parse_hop(text: str) -> IPv4Address | IPv6Address | None:
+    """Some proxies add the client's port."""
+    if text.startswith("["):
+        return _parse(text[1:].partition("]")[0])
+    if text.count(":") == 1:
+        return _parse(text.partition(":")[0])
+    return _parse(text)

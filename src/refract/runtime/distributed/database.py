@@ -1,0 +1,180 @@
+"""The database port over PostgreSQL."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from refract.kernel.errors import Unavailable
+from refract.runtime.distributed.listening import Listener
+from refract.runtime.distributed.pool import ConnectionPool
+from refract.runtime.distributed.postgresql import bound, check_dsn, check_value, connect, rows_touched, translated
+from refract.runtime.environment import without_credentials
+from refract.runtime.ports import Row, Transaction
+from refract.runtime.statements import Statement
+from refract.runtime.transactions import OUTBOX_COLUMNS, Bell, Outgoing, outbox_rows
+
+if TYPE_CHECKING:
+    from refract.runtime.distributed.postgresql import Connection
+
+logger = logging.getLogger("refract.database")
+
+PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before each attempt to connect at the start."""
+
+CHANNEL = "refract_outbox"
+
+PING = Statement("ping", "Asks for an answer.", "SELECT 1 AS answer")
+
+_INSERT_OUTBOX = (
+    f"INSERT INTO outbox ({', '.join(OUTBOX_COLUMNS)}) SELECT * FROM unnest"  # noqa: S608  # names, not values
+    "($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::boolean[], $8::timestamptz[])"
+)
+
+
+class PostgresDatabase:
+    """A service's own database on a PostgreSQL server. Reads see what is committed."""
+
+    dialect: Literal["postgresql"] = "postgresql"
+
+    def __init__(self, dsn: str, service: str) -> None:
+        open_connection = partial(connect, dsn, service=service)
+        self._pool = ConnectionPool(open_connection)
+        self._bell = Bell()
+        self._listener = Listener(CHANNEL, open_connection, self._bell.ring)
+
+    @classmethod
+    async def open(cls, dsn: str, *, service: str, pauses: Sequence[float] = PAUSES) -> Self:
+        """Connect, with an attempt after each pause; when the last one fails, raises Unavailable."""
+        check_dsn(dsn)
+        host = urlsplit(without_credentials(dsn)).netloc
+        reason = ""
+        for attempt, pause in enumerate(pauses, start=1):
+            await asyncio.sleep(pause)
+            database = cls(dsn, service)
+            try:
+                await database._pool.start()
+            except Unavailable as error:
+                await database.close()
+                reason = error.reason
+                extra = {"dsn_host": host, "attempt": attempt, "reason": reason}
+                logger.warning("DB connection attempt failed", extra=extra)
+            else:
+                logger.info("connected to DB", extra={"dsn_host": host})
+                return database
+        raise Unavailable("database", f"failed after {len(pauses)} attempts: {reason}")
+
+    async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
+        """All rows."""
+        sql, values = bound(statement, parameters)
+        async with self._pool.connection() as connection:
+            with translated(statement.name):
+                return [dict(record) for record in await connection.fetch(sql, *values)]
+
+    async def fetch_one(self, statement: Statement, **parameters: Any) -> Row | None:
+        """The first row, if there is one."""
+        rows = await self.fetch(statement, **parameters)
+        return rows[0] if rows else None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Begin; commit at the end of the block. When it raises, the pool rolls back."""
+        async with self._pool.connection() as connection:
+            transaction = PostgresTransaction(connection)
+            try:
+                await transaction.begin()
+                yield transaction
+                await transaction.commit()
+            finally:
+                transaction.end("it has ended")
+
+    async def announced(self, timeout: float) -> None:
+        """Return when something was announced here or in another process, or after `timeout` seconds."""
+        self._listener.start()
+        await self._bell.heard(timeout)
+
+    async def ping(self) -> None:
+        """Return if it answers; raise Unavailable if not."""
+        await self.fetch(PING)
+
+    async def close(self) -> None:
+        """Give everything back. What runs is finished first."""
+        await self._listener.stop()
+        await self._pool.close()
+
+
+class PostgresTransaction(Outgoing):
+    """A transaction on one connection; its statements run one after the other."""
+
+    def __init__(self, connection: "Connection") -> None:
+        super().__init__()
+        self._connection = connection
+        self._one_at_a_time = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Start; without this word the connection would only let us read."""
+        with translated("begin"):
+            await self._connection.execute("BEGIN READ WRITE")
+
+    async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
+        """All rows."""
+        async with self._step(statement.name):
+            sql, values = bound(statement, parameters)
+            return [dict(record) for record in await self._connection.fetch(sql, *values)]
+
+    async def fetch_one(self, statement: Statement, **parameters: Any) -> Row | None:
+        """The first row, if there is one."""
+        rows = await self.fetch(statement, **parameters)
+        return rows[0] if rows else None
+
+    async def execute(self, statement: Statement, **parameters: Any) -> int:
+        """Run a statement; returns how many rows it touched."""
+        async with self._step(statement.name):
+            sql, values = bound(statement, parameters)
+            return rows_touched(await self._connection.execute(sql, *values))
+
+    async def execute_many(self, statement: Statement, parameters: Sequence[Mapping[str, Any]]) -> None:
+        """Run one statement for each set of parameters."""
+        async with self._step(statement.name):
+            sql, _ = statement.for_postgresql()
+            await self._connection.executemany(sql, [bound(statement, each)[1] for each in parameters])
+
+    async def insert_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write many rows with COPY."""
+        async with self._step(f"insert_many {table}"):
+            await self._connection.copy_records_to_table(table, columns=columns, records=map(_checked, rows))
+
+    async def commit(self) -> None:
+        """Keep everything; who announced something wakes the relays, which hear of it with the commit."""
+        async with self._step("commit"):
+            status = await self._connection.execute(f"NOTIFY {CHANNEL}; COMMIT" if self.announced else "COMMIT")
+        if status != "COMMIT":
+            raise Unavailable("database", f"the commit ended in {status}")
+
+    @asynccontextmanager
+    async def _step(self, name: str) -> AsyncIterator[None]:
+        """Whatever waits to be written goes first; after a failure the transaction is over."""
+        async with self._one_at_a_time:
+            self.check_usable()
+            try:
+                with translated(name):
+                    await self._write_waiting()
+                    yield
+            except BaseException:
+                self.end("a statement of it failed")
+                raise
+
+    async def _write_waiting(self) -> None:
+        messages = self.take_waiting()
+        if messages:
+            columns = zip(*outbox_rows(messages), strict=True)
+            await self._connection.execute(_INSERT_OUTBOX, *map(list, columns))
+
+
+def _checked(row: Sequence[Any]) -> Sequence[Any]:
+    for value in row:
+        check_value(value)
+    return row

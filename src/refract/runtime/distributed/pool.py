@@ -1,0 +1,179 @@
+"""A pool of PostgreSQL connections: ten at most, two kept, none older than half an hour or idle for five minutes.
+
+Our own, because asyncpg's pool keeps no minimum, knows no lifetime, and sends a reset after every use.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from refract.kernel.errors import RefractError, Unavailable
+from refract.runtime.distributed.postgresql import translated
+from refract.runtime.transactions import ACQUIRE_TIMEOUT
+
+if TYPE_CHECKING:
+    from refract.runtime.distributed.postgresql import Connection
+
+logger = logging.getLogger("refract.database")
+
+MAX_CONNECTIONS = 10
+KEPT_CONNECTIONS = 2
+MAX_LIFETIME = 30 * 60.0
+MAX_IDLE = 5 * 60.0
+CHECK_INTERVAL = 60.0
+TIDY_TIMEOUT = 2.0
+
+
+@dataclass(slots=True)
+class _Pooled:
+    connection: "Connection"
+    opened_at: float
+    idle_since: float
+
+
+class ConnectionPool:
+    """Lends connections. One that comes back from a failed block is rolled back first, or thrown away."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable["Connection"]], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connect = connect
+        self._monotonic = monotonic
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._idle: list[_Pooled] = []
+        self._lent = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._checking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """How many connections are open, lent or idle."""
+        return self._lent + len(self._idle)
+
+    async def start(self) -> None:
+        """Open the connections that are kept, and look after them from now on."""
+        await self.check()
+        self._checking = asyncio.create_task(self._check_for_ever(), name="database pool")
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator["Connection"]:
+        """A connection for the time of the block; raises Unavailable when there is none in time."""
+        pooled = await self._take()
+        try:
+            yield pooled.connection
+        except BaseException:
+            # Shielded: if our caller is cancelled once more, the connection is still tidied before it is lent again.
+            await asyncio.shield(self._spawn(self._tidy(pooled)))
+            raise
+        else:
+            self._give_back(pooled)
+
+    async def check(self) -> None:
+        """Close what is too old or too long idle, and open what is missing to the kept number."""
+        now = self._monotonic()
+        for pooled in list(self._idle):
+            old = now - pooled.opened_at > MAX_LIFETIME
+            spare = now - pooled.idle_since > MAX_IDLE and self.size > KEPT_CONNECTIONS
+            if old or spare or pooled.connection.is_closed():
+                self._idle.remove(pooled)
+                self._spawn(_close(pooled.connection))
+        while self.size < KEPT_CONNECTIONS and not self._closed:
+            self._idle.insert(0, await self._open())
+
+    async def close(self) -> None:
+        """Wait until every connection is back, then close them all."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._checking is not None:
+            self._checking.cancel()
+        for _ in range(MAX_CONNECTIONS):
+            await self._slots.acquire()
+        self._drop_idle()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _take(self) -> _Pooled:
+        if self._closed:
+            raise Unavailable("database", "it is closed")
+        try:
+            async with asyncio.timeout(ACQUIRE_TIMEOUT):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Unavailable("database", f"no connection was free within {ACQUIRE_TIMEOUT:g} s") from None
+        self._lent += 1
+        try:
+            return self._take_idle() or await self._open()
+        except BaseException:
+            self._lent -= 1
+            self._slots.release()
+            raise
+
+    def _take_idle(self) -> _Pooled | None:
+        """The one used last: so the others can grow idle, and be closed."""
+        while self._idle:
+            pooled = self._idle.pop()
+            if not pooled.connection.is_closed():
+                return pooled
+        return None
+
+    async def _open(self) -> _Pooled:
+        connection = await self._connect()
+        now = self._monotonic()
+        return _Pooled(connection, opened_at=now, idle_since=now)
+
+    def _give_back(self, pooled: _Pooled) -> None:
+        now = self._monotonic()
+        if now - pooled.opened_at > MAX_LIFETIME:
+            self._spawn(_close(pooled.connection))
+        elif not pooled.connection.is_closed():
+            pooled.idle_since = now
+            self._idle.append(pooled)
+        self._lent -= 1
+        self._slots.release()
+
+    async def _tidy(self, pooled: _Pooled) -> None:
+        """End whatever the failed block left behind; a connection on which that is impossible goes."""
+        try:
+            # Not asyncpg's own timeout, which does not cover its wait for a cancelled query.
+            with translated("rollback"):
+                async with asyncio.timeout(TIDY_TIMEOUT):
+                    await pooled.connection.execute("ROLLBACK")
+        except RefractError as error:
+            logger.warning("database connection dropped", extra={"reason": str(error)})
+            pooled.connection.terminate()
+            # What cut this one has probably cut all: better new ones than a timeout on each.
+            self._drop_idle()
+        except BaseException:
+            pooled.connection.terminate()
+            raise
+        finally:
+            self._give_back(pooled)
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._spawn(_close(self._idle.pop().connection))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _check_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            try:
+                await self.check()
+            except Unavailable as error:
+                logger.warning("database pool not refilled", extra={"reason": error.reason})
+
+
+async def _close(connection: "Connection") -> None:
+    """Say goodbye; a server that does not answer is left without."""
+    with suppress(Unavailable), translated("close"):
+        await connection.close(timeout=TIDY_TIMEOUT)

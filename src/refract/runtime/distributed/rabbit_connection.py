@@ -1,0 +1,260 @@
+"""One connection to RabbitMQ, kept for ever: made in the background, and made again after every loss."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+import aiormq
+from aiormq.abc import AbstractChannel
+from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from yarl import URL
+
+from refract.kernel.errors import Unavailable
+from refract.runtime.environment import without_credentials
+
+HEARTBEAT_SECONDS = 10
+CONNECT_SECONDS = 5.0
+FIRST_ATTEMPT_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
+SHORTEST_PAUSE = 0.1
+LONGEST_PAUSE = 10.0
+
+TROUBLE = (AMQPError, OSError, ChannelInvalidStateError, Unavailable)
+"""What a call to the broker may end in; a timeout is an OSError."""
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def answer(call: Awaitable[T]) -> T:
+    """Await the client library, which cancels its callers when their connection dies: to us that is a loss."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable("rabbitmq", "the connection was lost") from None
+    except RuntimeError as error:  # "… closed", with the user's name in the text
+        raise Unavailable("rabbitmq", "the connection is closed") from error
+
+
+class Session:
+    """One live connection. It ends as a whole: when the broker closes one channel, everything is declared anew.
+
+    Content and acknowledgements are written straight to the socket's buffer, because the client library's own queue
+    costs a task for each frame and can wait without end.
+    """
+
+    def __init__(self, connection: aiormq.Connection, writer: asyncio.StreamWriter) -> None:
+        self.connection = connection
+        self.writer = writer
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watched: dict[AbstractChannel, asyncio.Future[Any]] = {}
+        connection.closing.add_done_callback(self._ended)
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Connect and log in."""
+        address = URL(url)
+        transports = _KeptTransports(TLSTransportFactory() if address.scheme == "amqps" else TCPTransportFactory())
+        if "heartbeat" not in address.query:
+            address = address.update_query(heartbeat=HEARTBEAT_SECONDS)
+        connection = aiormq.Connection(address, transport_factory=transports)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await answer(connection.connect())
+        except BaseException:
+            transports.abort()
+            raise
+        assert transports.writer is not None
+        return cls(connection, transports.writer)
+
+    @property
+    def live(self) -> bool:
+        """Whether it may still be used."""
+        return not self.lost.done()
+
+    async def channel(self) -> AbstractChannel:
+        """A channel of its own; it is the caller's to close or to watch."""
+        return await answer(self.connection.channel(publisher_confirms=False))
+
+    def watch(self, channel: AbstractChannel) -> None:
+        """End the session when the broker closes this channel or cancels a consumer on it."""
+        self._watched[channel] = channel.closing
+        self._watched[channel].add_done_callback(self._ended)
+        channel.on_consumer_cancel_callbacks.add(self._ended)
+
+    def unwatch(self, channel: AbstractChannel) -> None:
+        """This channel is about to be closed on purpose."""
+        self._watched.pop(channel).remove_done_callback(self._ended)
+
+    async def unblocked(self) -> None:
+        """Wait while an alarm makes the broker refuse what is published."""
+        await self.connection.ready()
+
+    async def is_blocked(self) -> bool:
+        """Whether an alarm makes the broker refuse what is published."""
+        try:
+            async with asyncio.timeout(0):
+                await self.connection.ready()
+        except TimeoutError:
+            return True
+        return False
+
+    def cut(self) -> None:
+        """End the session at once, without a word to the broker."""
+        if self.live:
+            self.lost.set_result(None)
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        """Say goodbye to the broker, but do not wait long for its answer."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await answer(self.connection.close())
+        except TROUBLE:
+            logger.debug("rabbitmq did not answer the goodbye")
+        self.cut()
+
+    def _ended(self, _: object) -> None:
+        self.cut()
+
+
+Step = Callable[[Session], Awaitable[None]]
+"""Something to be made on every new session: a declaration, a subscription."""
+
+
+class RabbitConnection:
+    """Holds the current session, or waits for the next one."""
+
+    def __init__(self, url: str, purpose: str) -> None:
+        self._url = url
+        self._purpose = purpose
+        self._steps: list[Step] = []
+        self._session: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+        self._establishing = asyncio.Lock()
+        self._attempted = asyncio.Event()
+        self._trouble = "not connected yet"
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to connect; returns soon, connected or not."""
+        # The client library reports every failed attempt as an error with a traceback; one warning of ours is enough.
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+        self._keeper = asyncio.create_task(self._keep())
+        try:
+            async with asyncio.timeout(FIRST_ATTEMPT_SECONDS):
+                await self._attempted.wait()
+        except TimeoutError:
+            self._warn("no answer yet")
+
+    async def session(self) -> Session:
+        """The current session; waits until there is one."""
+        return await asyncio.shield(self._session)
+
+    def current(self) -> Session:
+        """The current session; Unavailable if there is none."""
+        if not self._session.done() or not self._session.result().live:
+            raise Unavailable("rabbitmq", self._trouble)
+        return self._session.result()
+
+    async def establish(self, step: Step) -> None:
+        """Take a step now, if there is a session, and on every session to come."""
+        async with self._establishing:
+            self._steps.append(step)
+            await self._take(step)
+
+    async def now(self, step: Step) -> None:
+        """Take a step if there is a session."""
+        async with self._establishing:
+            await self._take(step)
+
+    async def forget(self, step: Step) -> None:
+        """Do not take this step again."""
+        async with self._establishing:
+            self._steps.remove(step)
+
+    async def close(self) -> None:
+        """Stop connecting and close the session."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        self._trouble = "the bus is closed"
+        if self._session.done():
+            await self._session.result().close()
+
+    async def _keep(self) -> None:
+        pause = SHORTEST_PAUSE
+        while True:
+            try:
+                session = await self._connect()
+            except TROUBLE as error:
+                self._trouble = _reason(error)
+                if pause == SHORTEST_PAUSE:
+                    self._warn(self._trouble)
+                self._attempted.set()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if pause > SHORTEST_PAUSE:
+                logger.info("rabbitmq is back", extra=self._about())
+            pause = SHORTEST_PAUSE
+            self._attempted.set()
+            await asyncio.wait([session.lost])
+            self._session = asyncio.get_running_loop().create_future()
+            self._trouble = "the connection was lost"
+            await asyncio.sleep(SHORTEST_PAUSE)  # a broker that accepts and hangs up must not spin us
+
+    async def _take(self, step: Step) -> None:
+        """A step that fails ends the session, and the next one begins with all steps."""
+        if not self._session.done():
+            return
+        session = self._session.result()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await step(session)
+        except TROUBLE as error:
+            self._trouble = _reason(error)
+            session.cut()
+
+    async def _connect(self) -> Session:
+        session = await Session.open(self._url)
+        async with self._establishing:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    for step in list(self._steps):
+                        await step(session)
+            except BaseException:
+                session.cut()
+                raise
+            self._session.set_result(session)
+            return session
+
+    def _warn(self, reason: str) -> None:
+        logger.warning("rabbitmq unavailable; will retry in background", extra={**self._about(), "reason": reason})
+
+    def _about(self) -> dict[str, str]:
+        return {"address": without_credentials(self._url), "purpose": self._purpose}
+
+
+class _KeptTransports(TransportFactory):
+    """Makes the usual transport and keeps hold of its writer."""
+
+    def __init__(self, usual: TransportFactory) -> None:
+        self._usual = usual
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, self.writer = await self._usual.create(url, **kwargs)
+        return reader, self.writer
+
+    def abort(self) -> None:
+        if self.writer is not None:
+            self.writer.transport.abort()
+
+
+def _reason(error: Exception) -> str:
+    return error.reason if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,194 @@
+"""The database port over one SQLite file: one thread writes, a few read."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from refract.kernel.errors import Unavailable
+from refract.runtime.embedded import sqlite_connections as sqlite
+from refract.runtime.embedded.sqlite_connections import ConnectionThreads, Work
+from refract.runtime.messages import Message
+from refract.runtime.ports import Row, Transaction
+from refract.runtime.statements import Statement
+from refract.runtime.transactions import ACQUIRE_TIMEOUT, OUTBOX_COLUMNS, Bell, Outgoing, outbox_rows
+
+T = TypeVar("T")
+
+READERS = 2
+WATCH_INTERVAL = 0.5
+"""Seconds between two looks for commits of other processes, while somebody waits for announcements."""
+
+
+class EmbeddedDatabase:
+    """A service's SQLite file. Its transactions run one after the other; reads see what is committed."""
+
+    dialect: Literal["sqlite"] = "sqlite"
+
+    def __init__(self, writer: ConnectionThreads, readers: ConnectionThreads, version: int) -> None:
+        self._writer = writer
+        self._readers = readers
+        self._turn = asyncio.Lock()
+        self._bell = Bell()
+        self._foreign_version = version
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path) -> Self:
+        """Open the file, which is made if it does not exist."""
+        writer, readers = await asyncio.to_thread(_connections, path)
+        version = _data_version(writer)
+        return cls(
+            ConnectionThreads(f"{path.stem}-writer", [writer]),
+            ConnectionThreads(f"{path.stem}-reader", readers),
+            version,
+        )
+
+    async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
+        """All rows."""
+        return await self._read(statement, partial(sqlite.fetch, statement=statement, parameters=parameters))
+
+    async def fetch_one(self, statement: Statement, **parameters: Any) -> Row | None:
+        """The first row, if there is one."""
+        return await self._read(statement, partial(sqlite.fetch_one, statement=statement, parameters=parameters))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Begin; commit at the end of the block, roll back when it raises."""
+        self._check_open()
+        await self._wait_for_turn()
+        transaction = EmbeddedTransaction(self._writer)
+        try:
+            yield transaction
+            await transaction.commit()
+        except BaseException:
+            # Not awaited: whoever comes next is behind it in the writer's queue.
+            self._writer.run_unattended("rollback", _roll_back)
+            raise
+        finally:
+            transaction.end("it has ended")
+            self._turn.release()
+        if transaction.announced:
+            self._bell.ring()
+
+    async def announced(self, timeout: float) -> None:
+        """Return when something was announced here, when another process committed, or after `timeout` seconds."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            if await self._bell.heard(min(left, WATCH_INTERVAL)):
+                return
+            self._check_open()
+            version = await self._writer.run("data_version", _data_version)
+            if version != self._foreign_version:
+                self._foreign_version = version
+                return
+
+    async def ping(self) -> None:
+        """Return if the file can be read; raise Unavailable if not."""
+        self._check_open()
+        await self._readers.run("ping", lambda connection: connection.execute("SELECT 1 FROM sqlite_master").fetchone())
+
+    async def close(self) -> None:
+        """Give everything back. What runs is finished first."""
+        if self._closed:
+            return
+        self._closed = True
+        async with self._turn:
+            await self._readers.stop()
+            await self._writer.stop()  # last, because the last one out tidies the file
+
+    async def _read(self, statement: Statement, work: Work[T]) -> T:
+        self._check_open()
+        return await self._readers.run(statement.name, work)
+
+    async def _wait_for_turn(self) -> None:
+        try:
+            async with asyncio.timeout(ACQUIRE_TIMEOUT):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable("database", f"no turn to write within {ACQUIRE_TIMEOUT:g} s") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("database", "it is closed")
+
+
+class EmbeddedTransaction(Outgoing):
+    """One turn of the writer. It begins with its first statement, so that a short one is a single hop to the thread."""
+
+    def __init__(self, writer: ConnectionThreads) -> None:
+        super().__init__()
+        self._writer = writer
+        self._begun = False
+
+    async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
+        """All rows."""
+        return await self._run(statement.name, partial(sqlite.fetch, statement=statement, parameters=parameters))
+
+    async def fetch_one(self, statement: Statement, **parameters: Any) -> Row | None:
+        """The first row, if there is one."""
+        return await self._run(statement.name, partial(sqlite.fetch_one, statement=statement, parameters=parameters))
+
+    async def execute(self, statement: Statement, **parameters: Any) -> int:
+        """Run a statement; returns how many rows it touched."""
+        return await self._run(statement.name, partial(sqlite.execute, statement=statement, parameters=parameters))
+
+    async def execute_many(self, statement: Statement, parameters: Sequence[Mapping[str, Any]]) -> None:
+        """Run one statement for each set of parameters."""
+        await self._run(statement.name, partial(sqlite.execute_many, statement=statement, rows=parameters))
+
+    async def insert_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write many rows with one prepared statement."""
+        # A generator of the caller's must not run in our thread.
+        written = list(rows)
+        await self._run(f"insert_many {table}", partial(sqlite.insert_many, table=table, columns=columns, rows=written))
+
+    async def commit(self) -> None:
+        """Keep everything; whatever is still to be written goes with it."""
+        self.check_usable()
+        messages = self.take_waiting()
+        if self._begun or messages:
+            await self._writer.run("commit", partial(_commit, messages))
+
+    async def _run(self, name: str, work: Work[T]) -> T:
+        self.check_usable()
+        self._begun = True
+        try:
+            return await self._writer.run(name, partial(_step, self.take_waiting(), work))
+        except BaseException:
+            self.end("a statement of it failed")
+            raise
+
+
+def _connections(path: Path) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
+    try:
+        writer = sqlite.connect(path, writes=True)
+    except sqlite3.Error as error:
+        raise Unavailable("database", f"{path.name} cannot be opened: {error}") from error
+    return writer, [sqlite.connect(path, writes=False) for _ in range(READERS)]
+
+
+def _step(messages: Sequence[Message], work: Work[T], connection: sqlite3.Connection) -> T:
+    if not connection.in_transaction:
+        connection.execute("BEGIN IMMEDIATE")
+    if messages:
+        sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, outbox_rows(messages))
+    return work(connection)
+
+
+def _commit(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
+    _step(messages, lambda connection: connection.execute("COMMIT"), connection)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """A number that changes when another connection than this one has committed."""
+    [version] = connection.execute("PRAGMA data_version").fetchone()
+    return int(version)

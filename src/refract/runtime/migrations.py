@@ -1,0 +1,191 @@
+"""Brings a service's database to the newest revision; Alembic is only imported when there is something to do.
+
+A location is a DSN (`str`) for PostgreSQL, or a file (`Path`) for SQLite.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import refract.services
+from refract.kernel.errors import Misconfigured, Unavailable
+
+if TYPE_CHECKING:
+    import asyncpg
+    from sqlalchemy import Connection
+
+logger = logging.getLogger("refract.migrations")
+
+LOCK_TIMEOUT = 60.0
+CONNECT_TIMEOUT = 5.0
+_ADVISORY_LOCK = 0x7265667261637400  # "refract" in ASCII; a lock belongs to one database, so one number serves all
+_READ_VERSION = "SELECT version_num FROM alembic_version"
+
+
+async def migrate(service: str, location: str | Path) -> None:
+    """Apply what is missing, one process at a time; a database that is newer than the code raises Misconfigured."""
+    if _is_current(service, await current_revision(location)):
+        return
+    if isinstance(location, Path):
+        await asyncio.to_thread(_migrate_sqlite, service, location)
+    else:
+        await _migrate_postgresql(service, location)
+
+
+async def current_revision(location: str | Path) -> str | None:
+    """The revision a database is at; None before its first migration."""
+    if isinstance(location, Path):
+        return await asyncio.to_thread(_sqlite_revision, location)
+    async with _postgresql(location) as connection:
+        return await _postgresql_revision(connection)
+
+
+def head_revision(service: str) -> str:
+    """The newest revision that this version of the code knows."""
+    return _revisions(service)[-1]
+
+
+def _folder(service: str) -> Path:
+    return Path(next(iter(refract.services.__path__))) / service / "migrations"
+
+
+def _revisions(service: str) -> list[str]:
+    """All revisions, oldest first, by the names of their files: NNNN_words.py."""
+    return sorted(file.name.partition("_")[0] for file in _folder(service).glob("[0-9][0-9][0-9][0-9]_*.py"))
+
+
+def _is_current(service: str, revision: str | None) -> bool:
+    known = _revisions(service)
+    if revision is not None and revision not in known:
+        raise Misconfigured(
+            f"FATAL: the database of {service} is at revision {revision}, and this version of Refract knows only up to "
+            f"{known[-1]}: start the newer version that wrote it, or restore a backup"
+        )
+    return revision == known[-1]
+
+
+def _sqlite_revision(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        connection = sqlite3.connect(path)
+        try:
+            row = connection.execute(_READ_VERSION).fetchone()
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return None
+        raise Unavailable("database", f"{path.name}: {error}") from error
+    return str(row[0]) if row else None
+
+
+def _migrate_sqlite(service: str, path: Path) -> None:
+    with _file_lock(path.with_name(f"{path.name}.migrating")):
+        if not _is_current(service, _sqlite_revision(path)):
+            _run_on_sqlite(service, path)
+
+
+def _run_on_sqlite(service: str, path: Path) -> None:
+    import sqlalchemy as sa
+    from sqlalchemy.engine.interfaces import DBAPIConnection
+    from sqlalchemy.pool import NullPool
+
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=NullPool)
+
+    # Python's sqlite3 would commit before every CREATE; with these two a migration is all or nothing.
+    @sa.event.listens_for(engine, "connect")
+    def _(connection: DBAPIConnection, _: object) -> None:
+        connection.isolation_level = None
+
+    @sa.event.listens_for(engine, "begin")
+    def _(connection: "Connection") -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    with engine.begin() as connection:
+        _upgrade(connection, service)
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock that goes with the process, wherever it ends."""
+    import fcntl
+
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Unavailable("database", f"another process migrates it for over {LOCK_TIMEOUT:g} s") from None
+                time.sleep(0.05)
+        yield
+
+
+async def _postgresql_revision(connection: "asyncpg.Connection[Any]") -> str | None:
+    table = await connection.fetchval("SELECT to_regclass('alembic_version')::text")
+    revision = await connection.fetchval(_READ_VERSION) if table else None
+    return None if revision is None else str(revision)
+
+
+async def _migrate_postgresql(service: str, dsn: str) -> None:
+    async with _postgresql(dsn) as connection:
+        # It ends with this connection, so whoever dies while migrating lets the next one on.
+        await connection.execute(f"SELECT pg_advisory_lock({_ADVISORY_LOCK})", timeout=LOCK_TIMEOUT)
+        if not _is_current(service, await _postgresql_revision(connection)):
+            await _run_on_postgresql(service, dsn)
+
+
+async def _run_on_postgresql(service: str, dsn: str) -> None:
+    import asyncpg
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
+    async def connect() -> "asyncpg.Connection[Any]":
+        return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT)
+
+    # The DSN goes straight to asyncpg, which understands `sslmode`; SQLAlchemy never sees a credential.
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.run_sync(_upgrade, service)
+
+
+@asynccontextmanager
+async def _postgresql(dsn: str) -> AsyncIterator["asyncpg.Connection[Any]"]:
+    """A connection; the driver's errors could quote the DSN, so those of connecting are replaced."""
+    import asyncpg
+
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise Unavailable("database", f"cannot connect: {type(error).__name__}") from None
+    try:
+        yield connection
+    except (OSError, asyncpg.PostgresConnectionError) as error:
+        raise Unavailable("database", f"lost while migrating: {type(error).__name__}") from None
+    finally:
+        connection.terminate()
+
+
+def _upgrade(connection: "Connection", service: str) -> None:
+    """Run the missing revisions, oldest first, in the transaction of the connection."""
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+    from alembic.script import ScriptDirectory
+
+    folder = str(_folder(service))
+    script = ScriptDirectory(folder, version_locations=[folder])
+    context = MigrationContext.configure(connection)
+    revisions = script.iterate_revisions("head", context.get_current_revision() or "base")
+    with Operations.context(context):
+        for revision in reversed(list(revisions)):
+            revision.module.upgrade()
+            context.stamp(script, revision.revision)
+            logger.info("migrated", extra={"database": service, "revision": revision.revision, "change": revision.doc})

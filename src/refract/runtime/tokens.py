@@ -1,0 +1,107 @@
+"""Who a bearer token speaks for: verification of the tokens that identity signs with HS256 (M2)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
+
+from refract.kernel.clock import Clock
+from refract.kernel.errors import Misconfigured, Unauthenticated
+
+ISSUER = "url-shortener"
+ALGORITHM = "HS256"
+MAX_TOKEN_BYTES = 8 * 1024
+MIN_SECRET_BYTES = 32
+CLOCK_SKEW_SECONDS = 60
+
+# The last character of a signature carries two bits that nobody signs: only one spelling of them is a token.
+_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]\Z")
+
+
+class TokenRefused(Unauthenticated):
+    """A token that proves nothing. The reason is for the log; the caller only learns `unauthorized`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a valid token says."""
+
+    subject: str
+    email: str
+    issued_at: datetime
+    expires_at: datetime
+    token_id: str = ""
+
+
+class TokenVerifier:
+    """Accepts what one of its secrets signed. More than one secret: the first is in use, the others run out."""
+
+    def __init__(self, secrets: Sequence[str], clock: Clock) -> None:
+        if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
+            raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
+        self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM, "use": "sig"}) for secret in secrets]
+        self._clock = clock
+
+    def verify(self, token: str) -> Claims:
+        """The claims of a token, or TokenRefused."""
+        if len(token) > MAX_TOKEN_BYTES:
+            raise TokenRefused("token too long")
+        if not _COMPACT.match(token):
+            raise TokenRefused("not a compact token")
+        return self._check(self._verified_payload(token))
+
+    def _verified_payload(self, token: str) -> dict[str, Any]:
+        reason: Exception | None = None
+        for key in self._keys:
+            try:
+                return jwt.decode(token, key, algorithms=[ALGORITHM]).claims
+            except (JoseError, ValueError, TypeError, RecursionError) as error:
+                reason = error
+        raise TokenRefused(f"not signed by us: {type(reason).__name__}") from reason
+
+    def _check(self, payload: dict[str, Any]) -> Claims:
+        if payload.get("iss") != ISSUER:
+            raise TokenRefused("foreign issuer")
+        subject, email, token_id = payload.get("sub"), payload.get("email", ""), payload.get("jti", "")
+        if not isinstance(subject, str) or not subject:
+            raise TokenRefused("no subject")
+        if not isinstance(email, str) or not isinstance(token_id, str):
+            raise TokenRefused("claims of the wrong type")
+        issued_at, expires_at = _moment(payload, "iat"), _moment(payload, "exp")
+        now = self._clock.now()
+        if expires_at <= now:
+            raise TokenRefused("expired")
+        if (issued_at - now).total_seconds() > CLOCK_SKEW_SECONDS:
+            raise TokenRefused("issued in the future")
+        if "nbf" in payload and (_moment(payload, "nbf") - now).total_seconds() > CLOCK_SKEW_SECONDS:
+            raise TokenRefused("not valid yet")
+        return Claims(subject, email, issued_at, expires_at, token_id)
+
+
+def bearer_token(header: str | None) -> str | None:
+    """The token of an Authorization header; `Bearer ` is matched to the letter (M2)."""
+    if header is None or not header.startswith("Bearer "):
+        return None
+    return header.removeprefix("Bearer ") or None
+
+
+def _moment(payload: dict[str, Any], claim: str) -> datetime:
+    seconds = payload.get(claim)
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        raise TokenRefused(f"no {claim}")
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, ValueError):
+        raise TokenRefused(f"{claim} is not a moment") from None

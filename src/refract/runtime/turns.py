@@ -1,0 +1,197 @@
+"""The outgoing side of a connection: answers leave in the order of their requests, and the last one is readable."""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from refract.kernel.ids import new_correlation_id
+from refract.runtime.exchange import Exchange, error_body
+from refract.runtime.fast_path import FastPath, HeldAnswer
+
+log = logging.getLogger(__name__)
+
+MAX_TURNS = 64
+"""So many answers may wait on one connection before it is read no further."""
+
+_REFUSALS = {
+    400: "malformed request",
+    408: "request timeout",
+    414: "request target too long",
+    431: "request header fields too large",
+    500: "internal server error",
+    503: "service unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """How much a client may send, and how long either side may take, in bytes and seconds (M1's server timeouts)."""
+
+    target: int = 8 * 1024
+    header_bytes: int = 16 * 1024
+    header_count: int = 100
+    body: int = 1024 * 1024
+    receive: float = 5.0
+    """From the first byte of a request to its last."""
+    send: float = 10.0
+    """From the start of its handling to the last byte of the answer. An event stream only has to be read."""
+    idle: float = 120.0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the connections of one server share. The sweep sets `now`, which makes it a clock that costs nothing."""
+
+    limits: ServerLimits
+    fast_path: FastPath | None
+    now: float
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Refusal(HeldAnswer):
+    """The last answer of a connection, to a request that nobody handles."""
+
+    __slots__ = ()
+
+    def __init__(self, status: int, date: list[tuple[bytes, bytes]]) -> None:
+        super().__init__()
+        correlation_id = new_correlation_id()
+        log.info("request refused", extra={"status": status, "correlation_id": correlation_id})
+        body = error_body(_REFUSALS[status])
+        self.payload = b"".join(
+            (
+                STATUS_LINE[status],
+                *(b"%s: %s\r\n" % pair for pair in date),
+                b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
+                b"x-correlation-id: %s\r\nconnection: close\r\n\r\n" % correlation_id.encode(),
+                body,
+            )
+        )
+
+
+Turn = Exchange | HeldAnswer
+
+
+class TurnTaking(HttpToolsProtocol):
+    """Uvicorn's protocol with a queue of turns: exchanges with the application, held answers, and refusals."""
+
+    def __init__(self, config: Config, state: ServerState, shared: Shared) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._shared = shared
+        self._turns: deque[Turn] = deque()
+        self._turn_since = self._idle_since = shared.now
+        self._lingers_since: float | None = None
+        self._final = False  # the last turn of this connection is taken
+        self._deaf = False  # nothing that comes in matters any more
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is here."""
+        super().connection_made(transport)
+        self._idle_since = self._shared.now
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone; those who still work for it are told."""
+        super().connection_lost(exc)
+        while self._turns:
+            self._drop_last_turn()
+        if not self.connections:
+            self._shared.emptied.set()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: it is not listened to either, until it has caught up."""
+        self.flow.pause_writing()
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self.flow.resume_writing()
+        if not self._turns:
+            self._resume_reading()
+
+    def on_response_complete(self) -> None:
+        """The exchange in front has given its answer to the transport."""
+        self.server_state.total_requests += 1
+        exchange = self._turns.popleft()
+        if self.transport.is_closing():
+            return
+        if isinstance(exchange, Exchange) and exchange.lingers:
+            self._linger()
+        else:
+            self._advance()
+
+    def _take_turn(self, turn: Turn) -> None:
+        """Stand in line; the first in line goes at once."""
+        self._turns.append(turn)
+        if len(self._turns) == 1:
+            self._advance()
+        elif isinstance(turn, Exchange) or len(self._turns) > MAX_TURNS:
+            self._pause_reading()
+
+    def _released(self, held: HeldAnswer) -> None:
+        if self._turns[0] is held:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Write every answer whose turn has come, or start the exchange whose turn it is."""
+        self._turn_since = self._shared.now
+        while self._turns:
+            turn = self._turns[0]
+            if isinstance(turn, Exchange):
+                self._start_asgi_task(turn, self.app)
+                return
+            if turn.payload is None:
+                return
+            self._turns.popleft()
+            self._write(turn.payload, closes=turn.closes)
+            if isinstance(turn, Refusal):
+                self._linger()
+            if self.transport.is_closing():
+                return
+        self._idle_since = self._shared.now
+        if not self.flow.write_paused:
+            self._resume_reading()
+
+    def _write(self, payload: bytes, *, closes: bool) -> None:
+        if not closes:
+            self.transport.write(payload)
+            return
+        self.transport.write(payload.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
+        self.transport.close()
+
+    def _refuse(self, status: int, turn: Turn | None = None) -> None:
+        """Answer with an error and close: in the place of a turn, or after all of them."""
+        self._final = self._deaf = True
+        if isinstance(turn, Exchange) and turn.response_started:
+            self.transport.abort()
+            return
+        while turn in self._turns:
+            self._drop_last_turn()
+        self._take_turn(Refusal(status, self.server_state.default_headers))
+
+    def _drop_last_turn(self) -> None:
+        turn = self._turns.pop()
+        if isinstance(turn, Exchange):
+            turn.abandon()
+        else:
+            turn.attach(None)
+
+    def _linger(self) -> None:
+        """Close in a way that lets the client read our answer while it is still sending: throw away what comes."""
+        self._final = self._deaf = True
+        self._lingers_since = self._shared.now
+        self._resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _pause_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()

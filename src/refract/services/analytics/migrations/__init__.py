@@ -1,0 +1,1 @@
+"""The schema history of analytics, oldest first; applied by runtime.migrations."""

@@ -1,0 +1,25 @@
+"""What the gateway needs from outside: a way to reach the services, in this process or over HTTP."""
+
+from typing import Protocol
+
+from litestar.types import HTTPScope, Receive, Send
+
+
+class Services(Protocol):
+    """The services behind the door."""
+
+    async def forward(self, target: str, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        """Let a service answer. Raises UnknownUpstream or UpstreamFailed only while nothing of an answer was sent.
+
+        An answer that breaks off later is left unfinished, so that the server closes the client's connection: what
+        was sent of it must not look whole.
+        """
+
+    async def healthy(self, target: str) -> bool:
+        """Whether a service answers its health check now."""
+
+    def place(self, target: str) -> str:
+        """Where a service is, fit for a log line."""
+
+    async def close(self) -> None:
+        """Give everything back."""

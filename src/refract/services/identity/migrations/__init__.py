@@ -1,0 +1,1 @@
+"""The schema history of identity, oldest first; applied by runtime.migrations."""

@@ -1,0 +1,1 @@
+"""The schema history of links, oldest first; applied by runtime.migrations."""

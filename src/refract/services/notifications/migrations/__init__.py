@@ -1,0 +1,1 @@
+"""The schema history of notifications, oldest first; applied by runtime.migrations."""

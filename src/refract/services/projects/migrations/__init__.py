@@ -1,0 +1,1 @@
+"""The schema history of projects, oldest first; applied by runtime.migrations."""

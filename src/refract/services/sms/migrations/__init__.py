@@ -1,0 +1,1 @@
+"""The schema history of sms, oldest first; applied by runtime.migrations."""
