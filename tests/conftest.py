@@ -6,9 +6,14 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis, Server
 from tests.support.servers.selection import configured
+
+# A busy machine makes examples slow, and no property of ours is about time.
+settings.register_profile("refract", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("refract")
 
 
 def _address(server: type[Server]) -> str:

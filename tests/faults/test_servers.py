@@ -55,7 +55,7 @@ async def test_rabbitmq_keeps_confirmed_messages_over_a_kill_and_takes_its_epmd_
             await channel.declare_queue("kept", durable=True)
             message = aio_pika.Message(b"42", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             await channel.default_exchange.publish(message, "kept")
-            await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         async with await aio_pika.connect(server.address) as connection, connection.channel() as channel:
             queue = await channel.declare_queue("kept", durable=True)
@@ -196,7 +196,7 @@ async def line_of(runner: Process, expected: str) -> None:
 def everything_of(runner: Process) -> tuple[set[int], set[Path]]:
     """All processes below the runner, and the data folders they work in."""
     relatives = family(runner.pid) - {runner.pid}
-    places = {Path(f"/proc/{pid}/cwd").readlink() for pid in relatives}
+    places = [place for pid in relatives if (place := _read(pid, _workplace))]
     return relatives, {step for place in places for step in (place, *place.parents) if step.name.startswith("refract-")}
 
 
@@ -207,11 +207,13 @@ async def gone(relatives: set[int], folders: set[Path]) -> None:
 
 
 def exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether the process runs; one that only waits for its parent to notice its end does not."""
+    return _read(pid, lambda entry: _stat(entry)[0]) not in (None, "Z")
 
 
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+def name_of(pid: int) -> str | None:
+    """The name of the program it runs; servers have short-lived children that may be gone by now."""
+    return _read(pid, lambda entry: (entry / "comm").read_text().strip())
 
 
 def family(ancestor: int) -> set[int]:
@@ -225,12 +227,21 @@ def family(ancestor: int) -> set[int]:
 
 def processes_in(folder: Path) -> set[int]:
     """The processes that work in the folder or below it."""
-    places = {pid: _read(pid, lambda entry: (entry / "cwd").readlink()) for pid in _pids()}
+    places = {pid: _read(pid, _workplace) for pid in _pids()}
     return {pid for pid, place in places.items() if place is not None and place.is_relative_to(folder)}
 
 
+def _stat(entry: Path) -> list[str]:
+    """What the kernel says of a process after its name: state, parent, and more."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()
+
+
+def _workplace(entry: Path) -> Path:
+    return (entry / "cwd").readlink()
+
+
 def _parent(entry: Path) -> int:
-    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return int(_stat(entry)[1])
 
 
 def _pids() -> list[int]:

@@ -89,6 +89,8 @@ class Client:
         """The next response of this connection; one that does not come raises IncompleteReadError."""
         async with asyncio.timeout(20):
             status, headers = await self._answer_head()
+            while status == 100:
+                status, headers = await self._answer_head()
             if to_head or status in {204, 304}:
                 return Answer(status, headers, b"")
             if headers.get("transfer-encoding") == "chunked":

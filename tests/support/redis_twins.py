@@ -1,5 +1,6 @@
 """Opens what talks to Redis for a test, and closes it after."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -45,3 +46,35 @@ async def administering(address: str, database: int = 0) -> AsyncIterator["redis
         yield client
     finally:
         await client.aclose()
+
+
+@asynccontextmanager
+async def slow_line(address: str, delay: float) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
+    """A line to Redis on which every answer takes a while: its address, and who has called so far."""
+    host, _, port = address.rpartition(":")
+    callers: list[asyncio.StreamWriter] = []
+
+    async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: float) -> None:
+        while chunk := await source.read(65_536):
+            await asyncio.sleep(delay)
+            target.write(chunk)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_connection(host, int(port))
+        callers.append(writer)
+        try:
+            await asyncio.gather(carry(reader, redis_writer, 0), carry(redis_reader, writer, delay))
+        except OSError:
+            pass
+        finally:
+            redis_writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname()), callers
+    finally:
+        server.close()
+        for caller in callers:
+            caller.transport.abort()
+        await server.wait_closed()

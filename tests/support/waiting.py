@@ -4,12 +4,16 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], timeout: float = 10.0, interval: float = 0.02) -> T:
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], timeout: float = ..., interval: float = ...) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], timeout: float = ..., interval: float = ...) -> T: ...
+async def eventually(condition: Callable[[], Any], timeout: float = 10.0, interval: float = 0.02) -> Any:
     """Call the condition until it gives something truthy, and return that; what it raises counts as not yet."""
     deadline = time.monotonic() + timeout
     while True:

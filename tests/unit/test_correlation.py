@@ -48,4 +48,5 @@ async def test_tasks_at_the_same_time_do_not_see_each_other() -> None:
             await both_inside.wait()
             return current_correlation_id()
 
-    assert await asyncio.gather(handle("one"), handle("two")) == ["one", "two"]
+    one, two = await asyncio.gather(handle("one"), handle("two"))
+    assert (one, two) == ("one", "two")

@@ -237,6 +237,11 @@ def test_no_value_breaks_the_line(reader: str, value: str, shown: str) -> None:
     assert shown in refusal(READERS[reader], value)
 
 
+@pytest.mark.parametrize("value", ["http://li\nnks", "http://links\x00x", "http://links/\x7f", "http://links/\u2028x"])
+def test_a_url_holds_no_control_characters(value: str) -> None:
+    assert 'expected a URL such as "http://host:port/…"' in refusal(READERS["url"], value)
+
+
 @given(st.sampled_from(["integer", "choice", "address", "url"]), st.text())
 def test_any_text_is_a_value_or_one_line(reader: str, value: str) -> None:
     try:

@@ -1,5 +1,6 @@
 """Ids: base62 and its vectors, snowflakes under a turned clock, and the two forms of event ids."""
 
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -153,6 +154,27 @@ def test_eight_threads_never_make_the_same_snowflake() -> None:
         batches = list(pool.map(lambda _: [snowflakes.next() for _ in range(5000)], range(8)))
     assert len({snowflake for batch in batches for snowflake in batch}) == 8 * 5000
     assert all(batch == sorted(batch) for batch in batches)
+
+
+def test_one_thread_at_a_time_makes_a_snowflake() -> None:
+    class CrowdedClock(TurnedClock):
+        """Notes how many threads read it at once, and gives the others a chance to."""
+
+        readers = 0
+        most_readers = 0
+
+        def milliseconds(self) -> int:
+            self.readers += 1
+            self.most_readers = max(self.most_readers, self.readers)
+            time.sleep(0.001)
+            self.readers -= 1
+            return super().milliseconds()
+
+    clock = CrowdedClock()
+    snowflakes = Snowflakes(3, clock)
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: snowflakes.next(), range(40)))) == 40
+    assert clock.most_readers == 1
 
 
 @pytest.mark.parametrize("worker", [-1, MAX_WORKER + 1])

@@ -6,145 +6,171 @@ import signal
 
 import pytest
 
-from refract.runtime.supervisor import Part, Supervisor
+from refract.runtime.supervisor import Supervisor
 from tests.support.waiting import eventually
 
 
-def recorded(name: str, journal: list[str]) -> Part:
-    async def start() -> None:
-        journal.append(f"start {name}")
+class Port:
+    """Something to open and close that keeps a journal."""
 
-    async def stop(_seconds: float) -> None:
-        journal.append(f"stop {name}")
+    def __init__(self, name: str, journal: list[str]) -> None:
+        self.name = name
+        self.journal = journal
 
-    return Part(name, start, stop)
+    async def open(self) -> "Port":
+        self.journal.append(f"open {self.name}")
+        return self
+
+    async def close(self) -> None:
+        self.journal.append(f"close {self.name}")
 
 
-async def test_parts_start_in_order_and_stop_in_reverse() -> None:
+async def nothing() -> None:
+    """Starts at once."""
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_what_was_opened_last_is_closed_first() -> None:
     journal: list[str] = []
-    supervisor = Supervisor()
-    supervisor.add(recorded("database", journal))
-    supervisor.add(recorded("server", journal))
+    async with Supervisor() as supervisor:
+        database = await supervisor.open("database", Port("database", journal).open())
+        await supervisor.open("bus", Port("bus", journal).open())
+        assert database.name == "database"
 
-    await supervisor.run(ready=supervisor.request_stop)
-
-    assert journal == ["start database", "start server", "stop server", "stop database"]
+    assert journal == ["open database", "open bus", "close bus", "close database"]
 
 
-async def test_a_part_that_cannot_start_stops_the_others_and_says_why() -> None:
+async def test_what_cannot_start_ends_the_block_and_closes_the_rest() -> None:
     journal: list[str] = []
-    supervisor = Supervisor()
-    supervisor.add(recorded("database", journal))
 
     async def fail() -> None:
         raise OSError("port taken")
 
-    supervisor.add(Part("server", fail))
+    async def stop(_seconds: float) -> None:
+        journal.append("stop server")
+
+    async def run() -> None:
+        async with Supervisor() as supervisor:
+            await supervisor.open("database", Port("database", journal).open())
+            await supervisor.start("server", fail, stop)
 
     with pytest.raises(OSError, match="port taken"):
-        await supervisor.run()
-    assert journal == ["start database", "stop database"]
+        await run()
+
+    assert journal == ["open database", "close database"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_everything(number: signal.Signals) -> None:
+async def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
     journal: list[str] = []
-    supervisor = Supervisor()
-    supervisor.add(recorded("server", journal))
+    async with Supervisor() as supervisor:
+        await supervisor.open("bus", Port("bus", journal).open())
+        os.kill(os.getpid(), number)
+        await supervisor.wait()
 
-    await supervisor.run(ready=lambda: os.kill(os.getpid(), number))
-
-    assert journal == ["start server", "stop server"]
+    assert journal == ["open bus", "close bus"]
 
 
 async def test_a_signal_during_a_slow_start_is_obeyed() -> None:
     journal: list[str] = []
-    supervisor = Supervisor()
-    supervisor.add(recorded("database", journal))
-    supervisor.add(Part("broker", asyncio.Event().wait))  # type: ignore[arg-type]
-    supervisor.add(recorded("server", journal))
-    asyncio.get_running_loop().call_soon(supervisor.request_stop)
 
-    await supervisor.run()
+    async def slow() -> Port:
+        await for_ever()
+        raise AssertionError
 
-    assert journal == ["start database", "stop database"]
+    async with Supervisor() as supervisor:
+        await supervisor.open("database", Port("database", journal).open())
+        asyncio.get_running_loop().call_soon(supervisor.request_stop)
+        await supervisor.open("bus", slow())
+        journal.append("never reached")
+
+    assert journal == ["open database", "close database"]
 
 
 async def test_a_task_that_dies_or_ends_is_restarted() -> None:
-    supervisor = Supervisor(restart_pause=0)
     lives = 0
 
-    async def run() -> None:
-        nonlocal lives
-        lives += 1
-        if lives == 1:
-            raise RuntimeError("first life")
-        if lives == 2:
-            return
-        supervisor.request_stop()
-        await asyncio.Event().wait()
+    async with Supervisor(restart_pause=0) as supervisor:
 
-    supervisor.watch("reader", run)
-    await supervisor.run()
+        async def run() -> None:
+            nonlocal lives
+            lives += 1
+            if lives == 1:
+                raise RuntimeError("first life")
+            if lives == 2:
+                return
+            supervisor.request_stop()
+            await for_ever()
+
+        supervisor.watch("reader", run)
+        await supervisor.wait()
 
     assert lives == 3
 
 
-async def test_a_task_is_cancelled_and_then_drained() -> None:
+async def test_a_task_is_cancelled_and_then_drained_before_what_it_uses_is_closed() -> None:
     journal: list[str] = []
-    supervisor = Supervisor()
-    supervisor.add(recorded("bus", journal))
 
     async def run() -> None:
+        journal.append("running")
         try:
-            await asyncio.Event().wait()
+            await for_ever()
         finally:
             journal.append("cancelled")
 
     async def drain() -> None:
         journal.append("drained")
 
-    supervisor.watch("relay", run, drain=drain)
+    async with Supervisor() as supervisor:
+        await supervisor.open("bus", Port("bus", journal).open())
+        supervisor.watch("relay", run, drain=drain)
+        await eventually(lambda: "running" in journal)
 
-    def stop_when_running() -> None:
-        asyncio.get_running_loop().call_soon(supervisor.request_stop)
-
-    await supervisor.run(ready=stop_when_running)
-
-    assert journal == ["start bus", "cancelled", "drained", "stop bus"]
+    assert journal == ["open bus", "running", "cancelled", "drained", "close bus"]
 
 
-async def test_a_part_that_hangs_or_fails_does_not_keep_the_others_from_stopping() -> None:
+async def test_a_part_that_hangs_or_fails_does_not_keep_the_others_from_stopping(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     journal: list[str] = []
-    supervisor = Supervisor(grace=0.3)
-    supervisor.add(recorded("database", journal))
 
     async def hang(_seconds: float) -> None:
-        await asyncio.Event().wait()
+        await for_ever()
 
     async def fail(_seconds: float) -> None:
         raise RuntimeError("cannot stop")
 
-    supervisor.add(Part("server", stop=hang))
-    supervisor.add(Part("cache", stop=fail))
+    async with Supervisor(grace=0.3) as supervisor:
+        await supervisor.open("database", Port("database", journal).open())
+        await supervisor.start("server", nothing, hang)
+        await supervisor.start("cache", nothing, fail)
 
-    await supervisor.run(ready=supervisor.request_stop)
-
-    assert journal == ["start database", "stop database"]
+    assert journal == ["open database", "close database"]
+    assert [record.message for record in caplog.records] == ["part failed to stop", "part did not stop in time"]
 
 
 async def test_a_second_request_waits_for_nothing() -> None:
-    supervisor = Supervisor(grace=60)
     hanging = asyncio.Event()
 
     async def hang(_seconds: float) -> None:
         hanging.set()
-        await asyncio.Event().wait()
+        await for_ever()
 
-    supervisor.add(Part("server", stop=hang))
-    run = asyncio.create_task(supervisor.run(ready=supervisor.request_stop))
+    requests: list[Supervisor] = []
+
+    async def run() -> None:
+        async with Supervisor(grace=60) as supervisor:
+            requests.append(supervisor)
+            await supervisor.start("server", nothing, hang)
+            supervisor.request_stop()
+            await supervisor.wait()
+
+    process = asyncio.create_task(run())
     await hanging.wait()
-    supervisor.request_stop()
+    requests[0].request_stop()
 
-    await eventually(run.done)
-    assert run.cancelled()
+    await eventually(process.done)
+    assert process.cancelled()

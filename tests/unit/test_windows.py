@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from refract.runtime.windows import BUCKETS, MICROSECONDS, Policy, SlidingWindow, SlidingWindows, Verdict
 
-windows = st.sampled_from([0.000_02, 0.001, 0.333_333, 1.0, 60.0, 900.0])
+windows = st.sampled_from([0.000_02, 0.000_03, 0.001, 0.333_333, 1.0, 60.0, 900.0])
 steps = st.lists(st.tuples(st.floats(0, 1.2), st.integers(0, 6)), max_size=60)
 
 

@@ -1,6 +1,7 @@
 """Who is asking: the address of the client behind the proxies we trust. It is never logged (decision 11)."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 Network = IPv4Network | IPv6Network
@@ -35,6 +36,7 @@ class ClientAddresses:
         return any(address in network for network in self._trusted)
 
 
+@lru_cache(maxsize=4096)
 def _parse(text: str) -> IPv4Address | IPv6Address | None:
     try:
         address = ip_address(text.partition("%")[0])  # a zone says which of our interfaces, not which client

@@ -1,7 +1,7 @@
 """One request and its answer through the ASGI application."""
 
 import logging
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
@@ -20,11 +20,17 @@ def error_body(message: str) -> bytes:
 class Exchange(RequestResponseCycle):
     """Uvicorn's cycle, with a bound on the body and errors in JSON."""
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.body_refused = False
-        self.lingers = False
-        self.is_stream = False
+    body_refused = False
+    lingers = False
+    response_headers: Iterable[tuple[bytes, bytes]] = ()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is an event stream, which has no end by itself."""
+        return any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in self.response_headers
+        )
 
     def refuse_body(self) -> None:
         """The body is over the limit: whoever reads it gets BodyTooLarge, so that the route can choose the status."""
@@ -55,9 +61,7 @@ class Exchange(RequestResponseCycle):
     async def send(self, message: ASGISendEvent) -> None:
         """Note on the way what the connection has to know of the answer."""
         if not self.response_started and message["type"] == "http.response.start":
-            for name, value in message.get("headers", ()):
-                if name == b"content-type" and value.startswith(b"text/event-stream"):
-                    self.is_stream = True
+            self.response_headers = message.get("headers", ())
             if self.more_body:
                 # An answer before the end of its request: what still comes in can only be thrown away.
                 self.lingers, self.keep_alive = True, False

@@ -5,15 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-
-from prometheus_client import CollectorRegistry, Counter
+from datetime import datetime
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import NotPublished, PoisonMessage, Unavailable
 from refract.kernel.events import Event, EventDecoder
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Delivery, Queue
+from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, QueueReader, Transaction
 from refract.runtime.statements import Statement
 
@@ -23,6 +22,7 @@ Handle = Callable[[Transaction, Sequence[Event]], Awaitable[None]]
 """What a reader does with events it has not seen, inside the transaction that marks them."""
 
 ATTEMPTS = 5
+PRUNE_BATCH = 1000
 LONGEST_PAUSE = 5.0
 
 MARK = Statement(
@@ -67,12 +67,16 @@ FORGET_ATTEMPTS = Statement(
 )
 PRUNE_MARKS = Statement(
     "inbox_prune",
-    "Forgets marks so old that their events can no longer be sent again.",
-    "DELETE FROM inbox WHERE handled_at < :before",
+    "Forgets one batch of marks so old that their events can no longer be sent again.",
+    """
+    DELETE FROM inbox WHERE (reader, event_id) IN (
+        SELECT reader, event_id FROM inbox WHERE handled_at < :before LIMIT :batch
+    )
+    """,
 )
 PRUNE_ATTEMPTS = Statement(
     "inbox_prune_attempts",
-    "Forgets attempt counts of messages that never came back.",
+    "Forgets attempt counts of messages that never came back; there are never many.",
     "DELETE FROM inbox_attempts WHERE updated_at < :before",
 )
 
@@ -83,18 +87,6 @@ class Letter:
 
     delivery: Delivery
     events: list[Event]
-
-
-class InboxMetrics:
-    """What operators watch of a reader."""
-
-    def __init__(self, registry: CollectorRegistry, reader: str) -> None:
-        handled = Counter("refract_inbox_handled", "Events handled", ["reader"], registry=registry)
-        repeated = Counter("refract_inbox_repeated", "Events seen again and passed over", ["reader"], registry=registry)
-        buried = Counter("refract_inbox_buried", "Messages moved to the dead letters", ["reader"], registry=registry)
-        self.handled = handled.labels(reader)
-        self.repeated = repeated.labels(reader)
-        self.buried = buried.labels(reader)
 
 
 class Inbox:
@@ -109,7 +101,7 @@ class Inbox:
         database: Database,
         bus: EventBus,
         clock: Clock,
-        metrics: InboxMetrics,
+        metrics: Metrics,
     ) -> None:
         self._queue = queue
         self._decoder = decoder
@@ -117,7 +109,9 @@ class Inbox:
         self._database = database
         self._bus = bus
         self._clock = clock
-        self._metrics = metrics
+        self._handled = metrics.inbox_handled.labels(queue.name)
+        self._repeated = metrics.inbox_repeated.labels(queue.name)
+        self._buried = metrics.inbox_buried.labels(queue.name)
 
     async def run(self) -> None:
         """Handle messages as they come, for ever."""
@@ -208,8 +202,8 @@ class Inbox:
                 for letter in letters:
                     if letter.delivery.redelivered or len(letters) == 1:
                         await tx.execute(FORGET_ATTEMPTS, **self._key(letter.delivery))
-        self._metrics.handled.inc(len(new))
-        self._metrics.repeated.inc(sum(len(letter.events) for letter in letters) - len(new))
+        self._handled.inc(len(new))
+        self._repeated.inc(sum(len(letter.events) for letter in letters) - len(new))
 
     async def _count_attempt(self, letter: Letter) -> tuple[int, str | None]:
         async with self._database.transaction() as tx:
@@ -232,7 +226,7 @@ class Inbox:
                 break
             except (Unavailable, NotPublished) as error:
                 pause = await self._wait_for_dependency(error, pause)
-        self._metrics.buried.inc()
+        self._buried.inc()
         logger.error(
             "message moved to dead letters",
             extra={"queue": self._queue.dead, "message_id": delivery.message.message_id, "reason": reason},
@@ -248,9 +242,14 @@ class Inbox:
         return pause
 
 
-async def prune_inbox(database: Database, now: datetime, retention: timedelta) -> int:
-    """Forget marks and counts older than the retention; returns how many marks."""
+async def prune_inbox(database: Database, before: datetime) -> int:
+    """Forget marks and counts older than a moment, in batches that hold no lock for long; returns how many marks."""
     async with database.transaction() as tx:
-        pruned = await tx.execute(PRUNE_MARKS, before=now - retention)
-        await tx.execute(PRUNE_ATTEMPTS, before=now - retention)
-    return pruned
+        await tx.execute(PRUNE_ATTEMPTS, before=before)
+    pruned = 0
+    while True:
+        async with database.transaction() as tx:
+            deleted = await tx.execute(PRUNE_MARKS, before=before, batch=PRUNE_BATCH)
+        pruned += deleted
+        if deleted < PRUNE_BATCH:
+            return pruned

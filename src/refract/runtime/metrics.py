@@ -1,6 +1,6 @@
 """Metrics: the registry of a process, and what is counted of every request."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -27,12 +27,29 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        # The library's own lookup of a series costs more than the counting.
+        self._series: dict[tuple[str, str, str, int], tuple[Counter, Histogram]] = {}
+
+        self.outbox_published = self._counter("outbox_published", "Outbox rows published", "service")
+        self.outbox_failed = self._counter("outbox_failed", "Attempts to publish an outbox row that failed", "service")
+        self.outbox_pending = Gauge(
+            "outbox_pending", "Outbox rows that wait to be published", ("service",), registry=self.registry
+        )
+        self.inbox_handled = self._counter("inbox_handled", "Events handled by a reader", "reader")
+        self.inbox_repeated = self._counter("inbox_repeated", "Events that came again and were passed over", "reader")
+        self.inbox_buried = self._counter("inbox_buried", "Messages moved to the dead letters", "reader")
+
+    def _counter(self, name: str, documentation: str, label: str) -> Counter:
+        return Counter(name, documentation, (label,), registry=self.registry)
 
     def request(self, service: str, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. The route is a template and odd methods are one, so that clients cannot add series."""
-        known = method if method in _METHODS else "other"
-        self._requests.labels(service, known, route, status).inc()
-        self._seconds.labels(service, route).observe(seconds)
+        key = service, method if method in _METHODS else "other", route, status
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = self._requests.labels(*key), self._seconds.labels(service, route)
+        series[0].inc()
+        series[1].observe(seconds)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -4,7 +4,7 @@ A location is a DSN (`str`) for PostgreSQL, or a file (`Path`) for SQLite.
 """
 
 import asyncio
-import logging
+import fcntl
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,18 +12,15 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import refract.services
+import refract
 from refract.kernel.errors import Misconfigured, Unavailable
 
 if TYPE_CHECKING:
     import asyncpg
-    from sqlalchemy import Connection
-
-logger = logging.getLogger("refract.migrations")
 
 LOCK_TIMEOUT = 60.0
 CONNECT_TIMEOUT = 5.0
-_ADVISORY_LOCK = 0x7265667261637400  # "refract" in ASCII; a lock belongs to one database, so one number serves all
+_ADVISORY_LOCK = 0x72656672616374  # "refract" in ASCII; a lock belongs to one database, so one number serves all
 _READ_VERSION = "SELECT version_num FROM alembic_version"
 
 
@@ -51,7 +48,7 @@ def head_revision(service: str) -> str:
 
 
 def _folder(service: str) -> Path:
-    return Path(next(iter(refract.services.__path__))) / service / "migrations"
+    return Path(next(iter(refract.__path__))) / "services" / service / "migrations"
 
 
 def _revisions(service: str) -> list[str]:
@@ -88,34 +85,14 @@ def _sqlite_revision(path: Path) -> str | None:
 def _migrate_sqlite(service: str, path: Path) -> None:
     with _file_lock(path.with_name(f"{path.name}.migrating")):
         if not _is_current(service, _sqlite_revision(path)):
-            _run_on_sqlite(service, path)
+            from refract.runtime.upgrading import upgrade_sqlite  # noqa: PLC0415  # only when there is something to do
 
-
-def _run_on_sqlite(service: str, path: Path) -> None:
-    import sqlalchemy as sa
-    from sqlalchemy.engine.interfaces import DBAPIConnection
-    from sqlalchemy.pool import NullPool
-
-    engine = sa.create_engine(f"sqlite:///{path}", poolclass=NullPool)
-
-    # Python's sqlite3 would commit before every CREATE; with these two a migration is all or nothing.
-    @sa.event.listens_for(engine, "connect")
-    def _(connection: DBAPIConnection, _: object) -> None:
-        connection.isolation_level = None
-
-    @sa.event.listens_for(engine, "begin")
-    def _(connection: "Connection") -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    with engine.begin() as connection:
-        _upgrade(connection, service)
+            upgrade_sqlite(_folder(service), path)
 
 
 @contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
     """Hold a lock that goes with the process, wherever it ends."""
-    import fcntl
-
     deadline = time.monotonic() + LOCK_TIMEOUT
     with path.open("w") as file:
         while True:
@@ -140,27 +117,15 @@ async def _migrate_postgresql(service: str, dsn: str) -> None:
         # It ends with this connection, so whoever dies while migrating lets the next one on.
         await connection.execute(f"SELECT pg_advisory_lock({_ADVISORY_LOCK})", timeout=LOCK_TIMEOUT)
         if not _is_current(service, await _postgresql_revision(connection)):
-            await _run_on_postgresql(service, dsn)
+            from refract.runtime.upgrading import upgrade_postgresql  # noqa: PLC0415  # only when there is something to do
 
-
-async def _run_on_postgresql(service: str, dsn: str) -> None:
-    import asyncpg
-    from sqlalchemy.ext.asyncio import create_async_engine
-    from sqlalchemy.pool import NullPool
-
-    async def connect() -> "asyncpg.Connection[Any]":
-        return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT)
-
-    # The DSN goes straight to asyncpg, which understands `sslmode`; SQLAlchemy never sees a credential.
-    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
-    async with engine.begin() as connection:
-        await connection.run_sync(_upgrade, service)
+            await upgrade_postgresql(_folder(service), dsn)
 
 
 @asynccontextmanager
 async def _postgresql(dsn: str) -> AsyncIterator["asyncpg.Connection[Any]"]:
     """A connection; the driver's errors could quote the DSN, so those of connecting are replaced."""
-    import asyncpg
+    import asyncpg  # noqa: PLC0415  # the embedded mode does without
 
     try:
         connection: asyncpg.Connection[Any] = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT)
@@ -169,23 +134,6 @@ async def _postgresql(dsn: str) -> AsyncIterator["asyncpg.Connection[Any]"]:
     try:
         yield connection
     except (OSError, asyncpg.PostgresConnectionError) as error:
-        raise Unavailable("database", f"lost while migrating: {type(error).__name__}") from None
+        raise Unavailable("database", f"migration interrupted: {type(error).__name__}") from None
     finally:
         connection.terminate()
-
-
-def _upgrade(connection: "Connection", service: str) -> None:
-    """Run the missing revisions, oldest first, in the transaction of the connection."""
-    from alembic.migration import MigrationContext
-    from alembic.operations import Operations
-    from alembic.script import ScriptDirectory
-
-    folder = str(_folder(service))
-    script = ScriptDirectory(folder, version_locations=[folder])
-    context = MigrationContext.configure(connection)
-    revisions = script.iterate_revisions("head", context.get_current_revision() or "base")
-    with Operations.context(context):
-        for revision in reversed(list(revisions)):
-            revision.module.upgrade()
-            context.stamp(script, revision.revision)
-            logger.info("migrated", extra={"database": service, "revision": revision.revision, "change": revision.doc})

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-import uuid_utils
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
-from refract.kernel.clock import Clock, SystemClock
+from refract.kernel.clock import Clock
 from refract.kernel.errors import NotPublished, Unavailable
 from refract.runtime.messages import Message
+from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, Row, Transaction
 from refract.runtime.statements import Statement
 
@@ -21,6 +19,7 @@ POLL_SECONDS = 2.0
 """The net under the wake-up call: how long a saved event waits at most when nobody called."""
 
 BATCH = 500
+PRUNE_BATCH = 1000
 LONGEST_PAUSE = 30.0
 
 CLAIM = Statement(
@@ -55,9 +54,8 @@ POSTPONE = Statement(
 )
 PENDING = Statement(
     "outbox_pending",
-    "Counts what waits to be published, and since when.",
-    "SELECT count(*) AS pending, min(created_at) AS oldest FROM outbox WHERE published_at IS NULL",
-    sqlite='SELECT count(*) AS pending, min(created_at) AS "oldest [timestamp]" FROM outbox WHERE published_at IS NULL',
+    "Counts what waits to be published.",
+    "SELECT count(*) AS pending FROM outbox WHERE published_at IS NULL",
 )
 PRUNE = Statement(
     "outbox_prune",
@@ -78,26 +76,15 @@ REPLAY = Statement(
 )
 
 
-class OutboxMetrics:
-    """What operators watch: how much was sent, what could not be, and how much waits."""
-
-    def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        published = Counter("refract_outbox_published", "Outbox rows published", ["service"], registry=registry)
-        failed = Counter("refract_outbox_failed", "Failed attempts to publish a row", ["service"], registry=registry)
-        pending = Gauge("refract_outbox_pending", "Rows not yet published", ["service"], registry=registry)
-        self.published = published.labels(service)
-        self.failed = failed.labels(service)
-        self.pending = pending.labels(service)
-
-
 class Relay:
     """Moves rows from a service's outbox to the bus. Several may run on one database."""
 
-    def __init__(self, database: Database, bus: EventBus, metrics: OutboxMetrics, clock: Clock | None = None) -> None:
+    def __init__(self, service: str, *, database: Database, bus: EventBus, clock: Clock, metrics: Metrics) -> None:
         self._database = database
         self._bus = bus
-        self._metrics = metrics
-        self._clock = clock or SystemClock()
+        self._clock = clock
+        self._published = metrics.outbox_published.labels(service)
+        self._failed = metrics.outbox_failed.labels(service)
 
     async def run(self) -> None:
         """Publish as rows come, for ever. A server that is away is waited for, with growing pauses."""
@@ -166,7 +153,7 @@ class Relay:
         published = [row["id"] for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
         if published:
             await tx.execute(MARK, now=now, ids=published)
-            self._metrics.published.inc(len(published))
+            self._published.inc(len(published))
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome is not None:
                 await self._postpone(tx, row, outcome, now)
@@ -174,7 +161,7 @@ class Relay:
     async def _postpone(self, tx: Transaction, row: Row, outcome: NotPublished, now: datetime) -> None:
         pause = min(LONGEST_PAUSE, 0.5 * 2 ** min(row["attempts"], 10))
         await tx.execute(POSTPONE, id=row["id"], next=now + timedelta(seconds=pause), error=str(outcome))
-        self._metrics.failed.inc()
+        self._failed.inc()
         logger.warning(
             "event not published; will retry",
             extra={"event_type": row["event_type"], "event_id": row["message_id"], "error": str(outcome)},
@@ -192,55 +179,27 @@ def _message(row: Row) -> Message:
     )
 
 
-class OutboxKeeper:
-    """Measures the outbox, prunes it, and sends a period of it again on request."""
+async def pending_in_outbox(database: Database) -> int:
+    """How many rows wait to be published."""
+    row = await database.fetch_one(PENDING)
+    return int(row["pending"]) if row else 0
 
-    def __init__(self, database: Database, metrics: OutboxMetrics, retention: timedelta) -> None:
-        self._database = database
-        self._metrics = metrics
-        self._retention = retention
 
-    async def run(self, clock: Clock) -> None:
-        """Prune now and once an hour; measure every ten seconds."""
-        rounds = 0
-        while True:
-            try:
-                if rounds % 360 == 0:
-                    await self.prune(clock.now())
-                await self.measure()
-            except Unavailable as error:
-                logger.warning("outbox not kept; will retry", extra={"error": str(error)})
-            rounds += 1
-            await asyncio.sleep(10)
-
-    async def measure(self) -> int:
-        """How many rows wait, also as a metric."""
-        row = await self._database.fetch_one(PENDING)
-        pending = int(row["pending"]) if row else 0
-        self._metrics.pending.set(pending)
-        return pending
-
-    async def prune(self, now: datetime) -> int:
-        """Delete what is published and over the retention, in batches that hold no lock for long."""
-        before = _first_id_at(now - self._retention)
-        pruned = 0
-        while True:
-            async with self._database.transaction() as tx:
-                deleted = await tx.execute(PRUNE, before=before, batch=1000)
-            pruned += deleted
-            if deleted < 1000:
-                return pruned
+async def prune_outbox(database: Database, before: datetime) -> int:
+    """Delete what was published and announced before a moment, in batches that hold no lock for long."""
+    pruned = 0
+    while True:
+        async with database.transaction() as tx:
+            deleted = await tx.execute(PRUNE, before=_first_id_at(before), batch=PRUNE_BATCH)
+        pruned += deleted
+        if deleted < PRUNE_BATCH:
+            return pruned
 
 
 async def replay_outbox(database: Database, since: datetime, until: datetime) -> int:
     """Send again what was announced in a period; returns how many rows. Readers recognise what they handled."""
     async with database.transaction() as tx:
         return await tx.execute(REPLAY, since=_first_id_at(since), until=_first_id_at(until))
-
-
-def new_row_id() -> str:
-    """An id for an outbox row; ids grow with time, which the relay's order and the pruning rely on."""
-    return str(uuid_utils.uuid7())
 
 
 def _first_id_at(moment: datetime) -> str:

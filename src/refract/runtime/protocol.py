@@ -194,7 +194,7 @@ class Connection(TurnTaking):
             "query_string": parts.query or b"",
             "headers": self.headers,
             "state": {},
-            "extensions": None,
+            "extensions": {},
         }
 
     # Limits.
@@ -243,21 +243,30 @@ class Connection(TurnTaking):
     def check_deadlines(self, now: float, tolerance: float) -> None:
         """Called by the server's sweep every `tolerance` seconds, which is how old a note of the time can be."""
         now -= tolerance
-        limits = self._limits
         if self._lingers_since is not None:
             if now - self._lingers_since >= LINGER_SECONDS:
                 self.transport.abort()
         elif self._is_stuck(now):
             self.transport.abort()
-        elif self._turns and not self._is_stream(self._turns[0]) and now - self._turn_since >= limits.send:
+        elif self._receives_too_long(now):
+            self._refuse(408, self._incoming)
+        elif self._answers_too_long(now):
             self._refuse(503, self._turns[0])
-        elif self._message_open and not self._deaf:
-            if self.flow.read_paused:
-                self._receiving_since = self._shared.now  # it is we who keep the client waiting
-            elif now - self._receiving_since >= limits.receive:
-                self._refuse(408, self._incoming)
-        elif not self._turns and now - self._idle_since >= limits.idle:
+        elif not self._turns and not self._message_open and now - self._idle_since >= self._limits.idle:
             self.transport.close()
+
+    def _receives_too_long(self, now: float) -> bool:
+        if not self._message_open or self._deaf:
+            return False
+        if self.flow.read_paused:
+            self._receiving_since = self._shared.now  # it is we who keep the client waiting
+        return now - self._receiving_since >= self._limits.receive
+
+    def _answers_too_long(self, now: float) -> bool:
+        if not self._turns or now - self._turn_since < self._limits.send:
+            return False
+        turn = self._turns[0]
+        return not (isinstance(turn, Exchange) and turn.is_stream)
 
     def _is_stuck(self, now: float) -> bool:
         if not self.transport.get_write_buffer_size():
@@ -265,10 +274,6 @@ class Connection(TurnTaking):
         elif self._unflushed_since is None:
             self._unflushed_since = self._shared.now
         return self._unflushed_since is not None and now - self._unflushed_since >= self._limits.send
-
-    @staticmethod
-    def _is_stream(turn: Exchange | HeldAnswer) -> bool:
-        return isinstance(turn, Exchange) and turn.is_stream
 
     def resume_writing(self) -> None:
         """The client has caught up, which is progress enough for now."""

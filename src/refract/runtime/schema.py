@@ -33,7 +33,7 @@ def moment() -> TypeEngine[Any]:
 
 
 def document() -> TypeEngine[Any]:
-    """A JSON value that can be searched in PostgreSQL."""
+    """A JSON object or array, given as a dictionary or a list; a bare text or number would not be known as JSON."""
     return JSONB().with_variant(JsonText(), "sqlite")
 
 

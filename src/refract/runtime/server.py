@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from refract.kernel.errors import Misconfigured
 from refract.runtime.fast_path import FastPath, HeldAnswer
 from refract.runtime.protocol import Connection
-from refract.runtime.turns import Shared, ServerLimits
+from refract.runtime.turns import ServerLimits, Shared
 
 __all__ = ["FastPath", "HeldAnswer", "HttpServer", "ServerLimits"]
 
@@ -38,7 +38,7 @@ class HttpServer:
         fast_path: FastPath | None = None,
     ) -> None:
         self._host = host
-        self._port = port
+        self.port = port  # once started, the real one
         self._sockets = sockets
         self._limits = limits or ServerLimits()
         self._fast_path = fast_path
@@ -59,11 +59,6 @@ class HttpServer:
         self.closed = False
 
     @property
-    def port(self) -> int:
-        """The port it listens on, also when port 0 was asked for."""
-        return int(self._listeners[0].sockets[0].getsockname()[1]) if self._listeners else self._port
-
-    @property
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._state.connections)
@@ -79,12 +74,13 @@ class HttpServer:
 
         try:
             if self._sockets is None:
-                self._listeners.append(await loop.create_server(connection, self._host, self._port, backlog=BACKLOG))
+                self._listeners.append(await loop.create_server(connection, self._host, self.port, backlog=BACKLOG))
             for listening in self._sockets or ():
                 self._listeners.append(await loop.create_server(connection, sock=listening, backlog=BACKLOG))
         except OSError as error:
             reason = error.strerror or error
-            raise Misconfigured(f"FATAL: cannot listen on {self._host}:{self._port}: {reason}") from error
+            raise Misconfigured(f"FATAL: cannot listen on {self._host}:{self.port}: {reason}") from error
+        self.port = self._listeners[0].sockets[0].getsockname()[1]
         self._sweep(shared)
 
     async def stop(self, grace: float = 10.0) -> None:

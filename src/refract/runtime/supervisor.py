@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 logger = logging.getLogger("refract.supervisor")
 
@@ -15,114 +17,127 @@ GRACE = 10.0
 MARGIN = 1.0
 """What is kept back of the grace for the parts that are stopped last."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Closeable(Protocol):
+    """Something that is open until it is closed, such as a port."""
+
+    async def close(self) -> None:
+        """Give everything back."""
+
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Closeable)
+Run = Callable[[], Awaitable[None]]
+Stop = Callable[[float], Awaitable[None]]
+"""Given the seconds it may take."""
+
+
+class StopRequested(Exception):
+    """We were asked to stop while something was still starting; the supervisor's block ends with it, quietly."""
+
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Something that is started once and stopped once. `stop` is given the seconds it may take."""
-
+class _Part:
     name: str
-    start: Callable[[], Awaitable[None]] | None = None
-    stop: Callable[[float], Awaitable[None]] | None = None
+    stop: Stop
 
 
 class Supervisor:
-    """Runs the parts and the background tasks of one process."""
+    """Owns what one process runs. Inside its block things are started; at its end they are stopped in reverse.
+
+    SIGTERM and SIGINT end the block; a second one waits for nothing any longer.
+    """
 
     def __init__(self, *, restart_pause: float = RESTART_PAUSE, grace: float = GRACE) -> None:
         self._restart_pause = restart_pause
         self._grace = grace
-        self._parts: list[Part] = []
-        self._started: list[Part] = []
+        self._parts: list[_Part] = []
         self._stopping = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[Any] | None = None
 
-    def add(self, part: Part) -> None:
-        """Take a part on; parts start in the order in which they were added, and stop in reverse."""
-        self._parts.append(part)
+    async def __aenter__(self) -> Self:
+        self._owner = asyncio.current_task()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self.request_stop)
+        return self
 
-    def watch(
-        self, name: str, run: Callable[[], Awaitable[None]], *, drain: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """Take a background task on: restarted after a pause when it dies, cancelled and then drained at the end."""
-        task: asyncio.Task[None] | None = None
-
-        async def start() -> None:
-            nonlocal task
-            task = asyncio.create_task(self._keep_running(name, run), name=name)
-
-        async def stop(_seconds: float) -> None:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
-            if drain is not None:
-                await drain()
-
-        self.add(Part(name, start, stop))
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            await self._stop_parts()
+        finally:
+            for number in SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+        return kind is StopRequested
 
     def request_stop(self) -> None:
         """Begin to stop; asked a second time, wait for nothing any longer."""
-        if self._stopping.is_set() and self._running is not None:
-            self._running.cancel()
+        if self._stopping.is_set() and self._owner is not None:
+            self._owner.cancel()
         self._stopping.set()
 
-    async def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Start everything, stay until asked to stop, stop everything. A part that cannot start raises its error here."""
-        loop = asyncio.get_running_loop()
-        self._running = asyncio.current_task()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.request_stop)
-        try:
-            await self._start()
-            if ready is not None and not self._stopping.is_set():
-                ready()
-            await self._stopping.wait()
-            logger.info("shutdown signal received")
-        finally:
-            await self._stop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+    async def open(self, name: str, opening: Coroutine[Any, Any, C]) -> C:
+        """Open something and close it at the end."""
+        opened = await self._unless_stopping(opening)
+        self._parts.append(_Part(name, lambda _seconds: opened.close()))
+        return opened
 
-    async def _start(self) -> None:
-        for part in self._parts:
-            if self._stopping.is_set():
-                return
-            if part.start is not None and not await self._started_before_stop(part.start):
-                return
-            self._started.append(part)
+    async def start(self, name: str, start: Callable[[], Coroutine[Any, Any, None]], stop: Stop) -> None:
+        """Start something and stop it at the end."""
+        await self._unless_stopping(start())
+        self._parts.append(_Part(name, stop))
 
-    async def _started_before_stop(self, start: Callable[[], Awaitable[None]]) -> bool:
-        """Whether a part came up; one that still waits for its server when we are asked to stop is given up."""
-        starting = asyncio.ensure_future(start())
-        stopping = asyncio.ensure_future(self._stopping.wait())
+    def watch(self, name: str, run: Run, *, drain: Run | None = None) -> None:
+        """Run a background task: restarted after a pause when it dies, cancelled and then drained at the end."""
+        task = asyncio.create_task(self._keep_running(name, run), name=name)
+
+        async def stop(_seconds: float) -> None:
+            task.cancel()
+            await asyncio.wait([task])
+            if drain is not None:
+                await drain()
+
+        self._parts.append(_Part(name, stop))
+
+    async def wait(self) -> None:
+        """Stay until asked to stop."""
+        await self._stopping.wait()
+        logger.info("shutdown signal received")
+
+    async def _unless_stopping(self, starting: Coroutine[Any, Any, T]) -> T:
+        """What is still waiting for its server when we are asked to stop is given up."""
+        task = asyncio.create_task(starting)
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                return True
-            return False
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise StopRequested
         finally:
-            starting.cancel()
+            task.cancel()
             stopping.cancel()
-            await asyncio.wait({starting, stopping})
+            await asyncio.wait({task, stopping})
 
-    async def _stop(self) -> None:
+    async def _stop_parts(self) -> None:
         """Stop in reverse. A part that overruns is left behind, so that the rest still gets its turn."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._grace
-        while self._started:
-            part = self._started.pop()
-            if part.stop is None:
-                continue
-            last = not self._started
-            seconds = max(0.1, deadline - loop.time() - (0 if last else MARGIN))
+        while self._parts:
+            part = self._parts.pop()
+            reserve = MARGIN if self._parts else 0.0
+            seconds = max(0.1, deadline - loop.time() - reserve)
             try:
-                await asyncio.wait_for(part.stop(seconds), seconds)
+                async with asyncio.timeout(seconds):
+                    await part.stop(seconds)
             except TimeoutError:
                 logger.error("part did not stop in time", extra={"part": part.name})  # noqa: TRY400 - no stack to show
             except Exception:
                 logger.exception("part failed to stop", extra={"part": part.name})
 
-    async def _keep_running(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_running(self, name: str, run: Run) -> None:
         while True:
             try:
                 await run()

@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
         try:
             return self._encoder.encode(fields).decode()
         except (TypeError, ValueError):
-            # Half a surrogate pair, or an object inside a field that has no place in JSON: the line still has to appear.
+            # Half a surrogate pair, or an object that has no place in JSON: the line still has to appear.
             plain = {name: _plain(value) for name, value in fields.items()}
             return self._encoder.encode(plain).decode()
 
@@ -87,7 +87,8 @@ def log_fields(record: logging.LogRecord, service: str) -> dict[str, Any]:
         "duration_ms": given.get("duration_ms", 0),
         "msg": record.getMessage(),
     }
-    fields.update((name, value) for name, value in given.items() if name not in _NOT_EXTRA)
+    if given.keys() - _NOT_EXTRA:
+        fields.update((name, value) for name, value in given.items() if name not in _NOT_EXTRA)
     if record.exc_info and record.exc_info[1] is not None:
         error = record.exc_info[1]
         fields["error"] = f"{type(error).__name__}: {error}"
@@ -109,6 +110,8 @@ def configure_logging(service: str, level: str, stream: TextIO) -> None:
     root.addHandler(handler)
     root.setLevel(max(logging.WARNING, LEVELS[level]))
     logging.getLogger("refract").setLevel(LEVELS[level])
+    # No format of ours shows them, and looking them up is a good part of what a line costs.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def _level_name(number: int) -> str:

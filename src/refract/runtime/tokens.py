@@ -51,7 +51,10 @@ class TokenVerifier:
     def __init__(self, secrets: Sequence[str], clock: Clock) -> None:
         if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
             raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
-        self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM, "use": "sig"}) for secret in secrets]
+        try:
+            self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM, "use": "sig"}) for secret in secrets]
+        except ValueError as error:  # such as the public half of a key pair, which is no secret
+            raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
         self._clock = clock
 
     def verify(self, token: str) -> Claims:

@@ -133,7 +133,7 @@ class TurnTaking(HttpToolsProtocol):
             self._pause_reading()
 
     def _released(self, held: HeldAnswer) -> None:
-        if self._turns[0] is held:
+        if self._turns and self._turns[0] is held:
             self._advance()
 
     def _advance(self) -> None:

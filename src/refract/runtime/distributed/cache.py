@@ -142,7 +142,7 @@ class DistributedCache:
     def _hear(self, message: bytes) -> None:
         try:
             heard = _decode(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             self._tell_gap()  # something was dropped, in a form that we do not know
             return
         if heard.sender != self._name:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -67,7 +67,7 @@ async def connect(dsn: str, *, service: str) -> "Connection":
 
 async def _set_codecs(connection: "Connection") -> None:
     """UUIDs as texts and JSON as values; in the binary format, which COPY needs."""
-    codecs = {
+    codecs: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
         "uuid": (_encode_uuid, _decode_uuid),
         "json": (msgspec.json.encode, msgspec.json.decode),
         "jsonb": (_encode_jsonb, _decode_jsonb),
@@ -119,7 +119,7 @@ def translated(statement: str) -> Iterator[None]:
         raise
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise _translation(error, statement) from None
-    except (OverflowError, UnicodeError):
+    except (OverflowError, ValueError):
         raise Invalid("a value does not fit its column") from None
 
 

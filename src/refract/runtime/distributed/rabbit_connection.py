@@ -191,7 +191,7 @@ class RabbitConnection:
         while True:
             try:
                 session = await self._connect()
-            except TROUBLE as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, a bus that stops trying is worse
                 self._trouble = _reason(error)
                 if pause == SHORTEST_PAUSE:
                     self._warn(self._trouble)
@@ -204,6 +204,7 @@ class RabbitConnection:
             pause = SHORTEST_PAUSE
             self._attempted.set()
             await asyncio.wait([session.lost])
+            logger.warning("rabbitmq connection lost; will reconnect in background", extra=self._about())
             self._session = asyncio.get_running_loop().create_future()
             self._trouble = "the connection was lost"
             await asyncio.sleep(SHORTEST_PAUSE)  # a broker that accepts and hangs up must not spin us
@@ -257,4 +258,7 @@ class _KeptTransports(TransportFactory):
 
 
 def _reason(error: Exception) -> str:
-    return error.reason if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+    if isinstance(error, Unavailable):
+        return error.reason
+    # Other errors may quote the address, with its password.
+    return f"{type(error).__name__}: {error}" if isinstance(error, TROUBLE) else type(error).__name__

@@ -9,7 +9,7 @@ from aiormq.abc import ConfirmationFrameType
 from pamqp import commands
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, Unroutable
+from refract.kernel.errors import NotPublished, Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
 from refract.runtime.distributed.rabbit_connection import TROUBLE, RabbitConnection, Session, answer
 from refract.runtime.messages import PUBLISH_TIMEOUT, Message
@@ -40,15 +40,17 @@ class _Batch:
         self.outcomes = [NotPublished(reason) for _ in self.messages]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sent:
     batch: _Batch
     index: int
+    message: Message
     returned: bool = False
 
     @property
-    def message(self) -> Message:
-        return self.batch.messages[self.index]
+    def identity(self) -> tuple[str, str, str]:
+        """All that a returned message tells of itself."""
+        return self.message.exchange, self.message.routing_key, self.message.message_id
 
 
 class ConfirmingChannel(aiormq.Channel):
@@ -68,6 +70,7 @@ class ConfirmingChannel(aiormq.Channel):
         self._writer = session.writer
         self._tag = 0
         self._sent: dict[int, _Sent] = {}
+        self._returnable: dict[tuple[str, str, str], list[_Sent]] = {}
         session.lost.add_done_callback(self._lose)
 
     def send(self, batch: _Batch, headers: Headers | None) -> None:
@@ -81,7 +84,9 @@ class ConfirmingChannel(aiormq.Channel):
                 batch.settle(index, NotPublished(f"it cannot be encoded: {error}"))
                 continue
             self._tag += 1
-            self._sent[self._tag] = _Sent(batch, index)
+            sent = self._sent[self._tag] = _Sent(batch, index, message)
+            if message.mandatory:
+                self._returnable.setdefault(sent.identity, []).append(sent)
         self._writer.write(b"".join(frames))
 
     async def _on_confirm_frame(self, frame: ConfirmationFrameType) -> None:
@@ -99,12 +104,10 @@ class ConfirmingChannel(aiormq.Channel):
         self.last_heard = self.loop.time()
         header = await self._get_frame()
         delivered = await self._read_content(frame, header)  # type: ignore[arg-type]  # the broker keeps their order
-        returned = (frame.exchange, frame.routing_key, delivered.header.properties.message_id or "")
-        for sent in self._sent.values():
-            message = sent.message
-            # Of two alike in all three, both count as returned: one that is sent twice is not lost.
-            if message.mandatory and (message.exchange, message.routing_key, message.message_id) == returned:
-                sent.returned = True
+        identity = (frame.exchange, frame.routing_key or "", delivered.header.properties.message_id or "")
+        # Of two with one identity both count as returned: one that is sent twice is not lost.
+        for sent in self._returnable.get(identity, ()):
+            sent.returned = True
 
     def _up_to(self, last: int) -> list[int]:
         tags = []
@@ -118,9 +121,17 @@ class ConfirmingChannel(aiormq.Channel):
         sent = self._sent.pop(tag, None)
         if sent is None:
             return
+        if sent.message.mandatory:
+            self._forget(sent)
         if sent.returned:
             outcome = Unroutable(sent.message.exchange, sent.message.routing_key)
         sent.batch.settle(sent.index, outcome)
+
+    def _forget(self, sent: _Sent) -> None:
+        alike = self._returnable[sent.identity]
+        alike.remove(sent)
+        if not alike:
+            del self._returnable[sent.identity]
 
     def _lose(self, _: object) -> None:
         for tag in list(self._sent):
@@ -170,6 +181,8 @@ class Publisher:
             await answer(rabbit_wire.declare_exchange(channel, exchange))
             channel.exchanges.add(exchange)
         await session.writer.drain()
+        if not session.live:
+            raise Unavailable("rabbitmq", "the connection was lost")
         batch.sent_at, batch.session = channel.loop.time(), session
         channel.send(batch, headers)
         await batch.settled

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import hiredis
 from redis.asyncio import Connection
@@ -164,15 +164,14 @@ class RedisConnection:
         try:
             while self._queue:
                 batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-                wanted = [(command, reply) for command, reply in batch if not reply.done()]
                 try:
-                    answers = await _within(self._deadline, self._exchange([command for command, _ in wanted]))
+                    answers = await _within(self._deadline, self._exchange([command for command, _ in batch]))
                 except Exception as error:  # noqa: BLE001  # whatever it is, nobody may be left waiting for a reply
                     await self._hang_up()
                     self._lost(error)
                     self._fail([*batch, *self._queue])
                     return
-                for (_, reply), answer in zip(wanted, answers, strict=True):
+                for (_, reply), answer in zip(batch, answers, strict=True):
                     if not reply.done():
                         reply.set_result(answer)
         finally:
@@ -232,7 +231,8 @@ class RedisConnection:
 
 def packed(*parts: Part) -> bytes:
     """A command as it goes over the wire."""
-    return cast("bytes", hiredis.pack_command(cast("tuple[Part]", parts)))  # its annotation says one part, and means any
+    command: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # says one part, and means any number
+    return command
 
 
 async def exchange(connection: Connection, commands: Sequence[bytes]) -> list[Any]:

@@ -13,7 +13,9 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS queues (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
-    handed_out INTEGER NOT NULL DEFAULT 0 -- the highest message id that a reader was given
+    -- The highest message id that a reader was given: what is not above it comes again as redelivered. It is written
+    -- without waiting for the disk, so it outlives a kill of the process but perhaps not a loss of power.
+    handed_out INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS bindings (
     queue INTEGER NOT NULL REFERENCES queues (id),

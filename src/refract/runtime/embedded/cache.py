@@ -55,8 +55,8 @@ class EmbeddedCache:
         for dropped in self._listeners:
             dropped(list(orders))
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:  # noqa: ARG002  # nothing is ever missed inside one process
-        """Call `dropped` with the keys that are dropped."""
+    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:  # noqa: ARG002
+        """Call `dropped` with the keys that are dropped; inside one process none is ever missed."""
         self._listeners.append(dropped)
 
     async def ping(self) -> None:

@@ -92,8 +92,12 @@ class ConnectionThreads:
             await asyncio.to_thread(thread.join)
 
     def _serve(self, connection: sqlite3.Connection) -> None:
-        deadline = 0.0
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_BETWEEN_CHECKS)
+        deadline, future = 0.0, None
+
+        def unwanted() -> bool:
+            return time.monotonic() > deadline or (future is not None and future.cancelled())
+
+        connection.set_progress_handler(unwanted, STEPS_BETWEEN_CHECKS)
         while (request := self._requests.get()) is not None:
             name, work, future = request
             if future is not None and future.cancelled():

@@ -10,12 +10,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from refract.kernel.errors import Unavailable
+from refract.runtime.embedded.sqlite_connections import connect
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 """Work on the connection inside a transaction. It may be run again after a roll back, so it changes nothing else."""
 
-BUSY_MILLISECONDS = 4_000
 JOBS_IN_ONE_COMMIT = 256
 
 
@@ -46,7 +46,7 @@ class SqliteThread:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name=f"sqlite {path.name}", daemon=True)
         self._closed = False
-        self._synchronous = ""
+        self._synchronous = "FULL"
 
     async def start(self) -> None:
         """Open the file and make its tables exist."""
@@ -88,10 +88,8 @@ class SqliteThread:
                 connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, isolation_level=None)
+        connection = connect(self._path, writes=True)
         try:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-            connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(self._schema)
         except sqlite3.Error:
             connection.close()

@@ -46,7 +46,6 @@ _HOP_BY_HOP = frozenset(
 )
 
 _ONLY_OURS = frozenset({b"forwarded", b"host", b"x-correlation-id", b"x-real-ip"})
-_SAID_AGAIN = frozenset({b"date", b"x-correlation-id"})
 _ONLY_OURS_PREFIXES = (b"x-forwarded-", b"x-user-")
 
 # Frameworks fold `_`, and some fold more, into `-`: every spelling that could be read as ours counts as ours.
@@ -62,23 +61,22 @@ def forwarded_headers(
     kept = list(sent)
     dropped = _HOP_BY_HOP | _ONLY_OURS | _named_by_connection(kept)
     headers = [(name, value) for name, value in kept if not _is_dropped(name.translate(_FOLDED), dropped)]
-    headers += [
+    ours = (
         (b"x-correlation-id", correlation_id.encode()),
         (b"x-forwarded-for", client.encode()),
         (b"x-forwarded-proto", scheme.encode()),
-    ]
-    if host:
-        headers.append((b"x-forwarded-host", host))
-    return headers
+        (b"x-forwarded-host", host),
+    )
+    return headers + [(name, value) for name, value in ours if value]
 
 
 def answered_headers(received: Iterable[Header]) -> list[Header]:
     """An answer's headers without those that were for our connection to the service only.
 
-    Our server dates every answer, and the outer layer echoes the correlation id: both would stand there twice.
+    Our own server dates every answer: the service's date would stand beside it.
     """
     kept = list(received)
-    dropped = _HOP_BY_HOP | _SAID_AGAIN | _named_by_connection(kept)
+    dropped = _HOP_BY_HOP | {b"date"} | _named_by_connection(kept)
     return [(name.lower(), value) for name, value in kept if name.translate(_FOLDED) not in dropped]
 
 

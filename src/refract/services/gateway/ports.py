@@ -1,25 +1,27 @@
 """What the gateway needs from outside: a way to reach the services, in this process or over HTTP."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from litestar.types import HTTPScope, Receive, Send
+from refract.runtime.edge import Receive, Scope, Send
 
 
 class Services(Protocol):
     """The services behind the door."""
 
-    async def forward(self, target: str, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a service answer. Raises UnknownUpstream or UpstreamFailed only while nothing of an answer was sent.
 
         An answer that breaks off later is left unfinished, so that the server closes the client's connection: what
         was sent of it must not look whole.
         """
 
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Where each service is that can be reached, fit for a log line."""
+
     async def healthy(self, target: str) -> bool:
         """Whether a service answers its health check now."""
-
-    def place(self, target: str) -> str:
-        """Where a service is, fit for a log line."""
 
     async def close(self) -> None:
         """Give everything back."""

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
 from urllib.parse import quote
 
 import aiohttp
-from litestar.types import HTTPDisconnectEvent, HTTPRequestEvent, HTTPScope, Receive, Send
 from multidict import CIMultiDict
 from yarl import URL
 
 from refract.kernel.errors import RefractError
+from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
 from refract.services.gateway.domain import Header, UnknownUpstream, UpstreamFailed, answered_headers
 
@@ -49,7 +48,7 @@ class Proxy:
         self._answer_timeout = answer_timeout
         self._sessions: dict[str, aiohttp.ClientSession] = {}
 
-    async def forward(self, target: str, scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask the service and pass its answer on; a client that goes away takes the question with it."""
         session = self._session(target)
         client = _Client(receive)
@@ -67,6 +66,11 @@ class Proxy:
             departure.cancel()
             await asyncio.gather(exchange, departure, return_exceptions=True)
 
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Their URLs, without credentials."""
+        return {target: without_credentials(url) for target, url in self._urls.items()}
+
     async def healthy(self, target: str) -> bool:
         """Whether it answers 200 to its health check."""
         timeout = aiohttp.ClientTimeout(total=self._connect_timeout)
@@ -75,10 +79,6 @@ class Proxy:
                 return answer.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
-
-    def place(self, target: str) -> str:
-        """Its URL, without credentials."""
-        return without_credentials(self._urls[target])
 
     async def close(self) -> None:
         """Close every connection."""
@@ -104,7 +104,7 @@ class Proxy:
         )
         return session
 
-    def _url(self, target: str, scope: HTTPScope) -> URL:
+    def _url(self, target: str, scope: Scope) -> URL:
         query = quote(scope["query_string"], safe=_QUERY_AS_SENT)
         path = scope["raw_path"].decode("ascii")
         return URL(f"{self._urls[target]}{path}{'?' if query else ''}{query}", encoded=True)
@@ -113,13 +113,13 @@ class Proxy:
         try:
             answer = await self._ask(session, question)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
             logger.error("proxy error", extra={"target": target, "reason": reason})  # noqa: TRY400 - no stack to show
             raise UpstreamFailed(reason) from error
         try:
             await _pass_on(answer, question.method, send)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
             logger.error("upstream broke off its answer", extra={"target": target, "reason": reason})  # noqa: TRY400
         finally:
             answer.close()
@@ -168,7 +168,7 @@ class _Client:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._first: HTTPRequestEvent | HTTPDisconnectEvent = {"type": "http.disconnect"}
+        self._first: Message = {"type": "http.disconnect"}
         self._read_to_the_end = asyncio.Event()
         self._departed = False
         self._trouble: RefractError | None = None
@@ -176,11 +176,11 @@ class _Client:
     @property
     def streams(self) -> bool:
         """Whether there is more of the body than what came with the first message."""
-        return self._first["type"] == "http.request" and self._first["more_body"]
+        return bool(self._first.get("more_body", False))
 
     async def begin(self) -> None:
         """Take the first message, which is all there is of most requests."""
-        self._first = await self._next()
+        self._first = await self._receive()
         self._departed = self._first["type"] == "http.disconnect"
         if not self.streams:
             self._read_to_the_end.set()
@@ -190,7 +190,7 @@ class _Client:
         if self.streams:
             return self._pieces(deadline, patience)
         _move(deadline, patience)
-        return self._first["body"] or None if self._first["type"] == "http.request" else None
+        return self._first.get("body") or None
 
     async def departure(self) -> None:
         """Return when the client is gone; raise what was wrong with its body."""
@@ -198,20 +198,20 @@ class _Client:
         if self._trouble is not None:
             raise self._trouble
         while not self._departed:
-            self._departed = (await self._next())["type"] == "http.disconnect"
+            self._departed = (await self._receive())["type"] == "http.disconnect"
 
     async def _pieces(self, deadline: asyncio.Timeout, patience: float) -> AsyncIterator[bytes]:
         message = self._first
         while message["type"] == "http.request":
             _move(deadline, patience)
-            if message["body"]:
-                yield message["body"]
-            if not message["more_body"]:
+            if piece := message.get("body"):
+                yield piece
+            if not message.get("more_body", False):
                 self._read_to_the_end.set()
                 return
             _move(deadline, None)
             try:
-                message = await self._next()
+                message = await self._receive()
             except RefractError as error:
                 self._trouble = error
                 break
@@ -219,9 +219,6 @@ class _Client:
         self._departed = True
         self._read_to_the_end.set()
         await asyncio.get_running_loop().create_future()
-
-    async def _next(self) -> HTTPRequestEvent | HTTPDisconnectEvent:
-        return cast("HTTPRequestEvent | HTTPDisconnectEvent", await self._receive())
 
 
 def _move(deadline: asyncio.Timeout, patience: float | None) -> None:
@@ -241,7 +238,7 @@ async def _pass_on(answer: aiohttp.ClientResponse, method: str, send: Send) -> N
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     while more:
         piece = await answer.content.readany()
-        more = bool(piece) and not answer.content.at_eof()
+        more = not answer.content.at_eof()
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 

@@ -1,0 +1,71 @@
+"""Embedded mode: all services in one process, over SQLite files and memory."""
+
+import sys
+from pathlib import Path
+
+from refract.apps.builders import BUILDERS
+from refract.apps.data_directory import DataDirectory
+from refract.apps.listening import GATEWAY_LIMITS, listen
+from refract.kernel.clock import SystemClock
+from refract.runtime.edge import Application
+from refract.runtime.embedded.database import EmbeddedDatabase
+from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.environment import Environment
+from refract.runtime.metrics import Metrics
+from refract.runtime.migrations import migrate
+from refract.runtime.service import Foundation
+from refract.runtime.settings import ProcessSettings
+from refract.runtime.supervisor import Supervisor
+from refract.runtime.telemetry import configure_logging
+from refract.runtime.web import Check
+from refract.services.gateway.adapters.in_process import InProcess
+from refract.services.gateway.api import PORT, WIRE_NAME
+from refract.services.gateway.service import build_gateway
+
+
+async def serve(environment: Environment, data_dir: Path) -> None:
+    """Run everything until a signal comes."""
+    directory = DataDirectory(data_dir)
+    directory.prepare()
+    directory.lock()
+    try:
+        settings = ProcessSettings.from_environment(
+            environment, host="127.0.0.1", port=PORT, jwt_secret=directory.secrets()["JWT_SECRET"]
+        )
+        configure_logging(WIRE_NAME, settings.log_level, sys.stdout)
+        await _run(directory, settings)
+    finally:
+        directory.unlock()
+
+
+async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
+    metrics = Metrics()
+    async with Supervisor() as supervisor:
+        bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
+        applications: dict[str, Application] = {}
+        checks: dict[str, Check] = {"bus": bus.ping}
+        for name, build in BUILDERS.items():
+            await migrate(name, directory.database(name))
+            database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
+            checks[f"database of {name}"] = database.ping
+            service = build(Foundation(database, bus, SystemClock(), metrics, settings.outbox_retention))
+            await service.join(supervisor)
+            applications[name] = service.application
+        gateway = build_gateway(
+            InProcess(applications),
+            ready=checks,
+            metrics=metrics,
+            show_metrics=False,
+            trusted_proxies=settings.trusted_proxies,
+        )
+        await listen(supervisor, gateway.application, settings, metrics, GATEWAY_LIMITS)
+        _greet(settings, directory)
+        await supervisor.wait()
+
+
+def _greet(settings: ProcessSettings, directory: DataDirectory) -> None:
+    """Tell a person where things are; on standard error, because standard output carries the log."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"Refract listens on http://{host}:{settings.port}", file=sys.stderr)
+    print(f"Its data is in {directory.path}", file=sys.stderr)
+    print("Ctrl-C stops it", file=sys.stderr, flush=True)

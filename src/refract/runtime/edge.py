@@ -1,0 +1,107 @@
+"""The outermost layer of an application: correlation, client address, one log line and one measurement a request."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from refract.runtime.client_address import ClientAddresses
+from refract.runtime.correlation import accept_correlation_id, correlated
+from refract.runtime.exchange import error_body
+from refract.runtime.metrics import Metrics
+from refract.runtime.telemetry import serving
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Any, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+_JSON = (b"content-type", b"application/json")
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+_OURS = frozenset({b"x-correlation-id", _NO_SNIFFING[0]})
+
+
+class Edge:
+    """Answers /health by itself and leaves the rest to the application.
+
+    Handlers find `client_address` and `correlation_id` in the state of the scope.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        service: str,
+        *,
+        metrics: Metrics | None = None,
+        addresses: ClientAddresses | None = None,
+    ) -> None:
+        self._app = app
+        self._service = service
+        self._metrics = metrics
+        self._addresses = addresses or ClientAddresses()
+        self._health = b'{"status":"ok","service":"%s"}' % service.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        begun = time.perf_counter()
+        status = 0
+        # Routing changes the path in the scope.
+        method, path = scope["method"], scope["path"]
+        correlation_id = self._introduce(scope)
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                kept = [field for field in message.get("headers", ()) if field[0] not in _OURS]
+                message["headers"] = [*kept, (b"x-correlation-id", correlation_id.encode()), _NO_SNIFFING]
+            await send(message)
+
+        with correlated(correlation_id), serving(self._service):
+            try:
+                if path == "/health":
+                    scope["path_template"] = path
+                    await answer(send_marked, 200, self._health)
+                else:
+                    await self._app(scope, receive, send_marked)
+            except Exception:
+                if status:
+                    raise  # half an answer has left: only the server can still do something, which is to cut it
+                log.exception("request failed", extra={"method": method, "path": path})
+                await answer(send_marked, 500, error_body("internal server error"))
+            finally:
+                seconds = time.perf_counter() - begun
+                self._report(method, path, scope.get("path_template") or "unmatched", status, seconds)
+
+    def _introduce(self, scope: Scope) -> str:
+        """Find out who asks and under which id, and leave both where handlers look for them."""
+        offered: str | None = None
+        forwarded_for: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == b"x-correlation-id" and offered is None:
+                offered = value.decode("latin-1")
+            elif name == b"x-forwarded-for":
+                forwarded_for.append(value)
+        correlation_id = accept_correlation_id(offered)
+        client = scope.get("client")
+        state = scope.setdefault("state", {})
+        state["correlation_id"] = correlation_id
+        state["client_address"] = self._addresses.find(client[0], forwarded_for) if client else ""
+        return correlation_id
+
+    def _report(self, method: str, path: str, route: str, status: int, seconds: float) -> None:
+        if self._metrics is not None:
+            self._metrics.request(self._service, method, route, status, seconds)
+        if log.isEnabledFor(logging.INFO):
+            fields = {"method": method, "path": path, "status": status, "duration_ms": round(seconds * 1000)}
+            log.info("request completed", extra=fields)
+
+
+async def answer(send: Send, status: int, body: bytes, content_type: bytes = _JSON[1]) -> None:
+    """Send a whole answer."""
+    headers = [(_JSON[0], content_type), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,111 @@
+"""What every service with a database is made of: its application, its relay, its readers, its housekeeping."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from refract.kernel.clock import Clock
+from refract.kernel.events import EventDecoder
+from refract.runtime.edge import Application
+from refract.runtime.inbox import Handle, Inbox
+from refract.runtime.keeping import Keeper
+from refract.runtime.messages import Queue
+from refract.runtime.metrics import Metrics
+from refract.runtime.outbox import Relay
+from refract.runtime.ports import Database, EventBus
+from refract.runtime.supervisor import Supervisor
+from refract.runtime.telemetry import serving
+from refract.runtime.web import Check, build_app
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What a service stands on; `checks` are asked for /ready beside the database and the bus."""
+
+    database: Database
+    bus: EventBus
+    clock: Clock
+    metrics: Metrics
+    outbox_retention: timedelta
+    checks: Mapping[str, Check] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """A queue of a service, what it understands, and what it does with it."""
+
+    queue: Queue
+    decoder: EventDecoder
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that goes on in the background; `drain` is called after it was cancelled."""
+
+    name: str
+    run: Callable[[], Awaitable[None]]
+    drain: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service ready to be served and supervised."""
+
+    wire_name: str
+    application: Application
+    declare: Callable[[], Awaitable[None]]
+    tasks: tuple[Task, ...]
+
+    async def join(self, supervisor: Supervisor) -> None:
+        """Declare its queues and put its tasks under supervision; whatever they log is logged in its name."""
+        await self.declare()
+        for task in self.tasks:
+            supervisor.watch(f"{self.wire_name} {task.name}", self._named(task.run), drain=task.drain)
+
+    def _named(self, run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def named() -> None:
+            with serving(self.wire_name):
+                await run()
+
+        return named
+
+
+def compose(
+    wire_name: str,
+    foundation: Foundation,
+    *,
+    routes: Sequence[Any] = (),
+    queues: Sequence[Queue] = (),
+    reactions: Sequence[Reaction] = (),
+) -> Service:
+    """A service from its routes and reactions; `queues` are declared, so that nothing is lost, and not yet read."""
+    engines: dict[str, Any] = {
+        "database": foundation.database,
+        "clock": foundation.clock,
+        "metrics": foundation.metrics,
+    }
+    bus = foundation.bus
+    relay = Relay(wire_name, bus=bus, **engines)
+    keeper = Keeper(wire_name, outbox_retention=foundation.outbox_retention, **engines)
+    readers = [
+        Task(
+            f"reader of {reaction.queue.name}",
+            Inbox(reaction.queue, reaction.decoder, reaction.handle, bus=bus, **engines).run,
+        )
+        for reaction in reactions
+    ]
+    checks = {"database": foundation.database.ping, "bus": bus.ping, **foundation.checks}
+    return Service(
+        wire_name,
+        build_app(wire_name, routes, ready=checks, metrics=foundation.metrics),
+        declare=partial(_declare, bus, queues),
+        tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers),
+    )
+
+
+async def _declare(bus: EventBus, queues: Sequence[Queue]) -> None:
+    for queue in queues:
+        await bus.declare(queue)

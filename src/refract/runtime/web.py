@@ -1,0 +1,214 @@
+"""Web applications: routes, errors to statuses, bodies to records, and whether a service is ready."""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, get
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+
+from refract import __version__
+from refract.kernel.errors import BodyTooLarge, Invalid, Kind, Limited, NotFound, RefractError, Unavailable
+from refract.runtime.client_address import ClientAddresses, Network
+from refract.runtime.edge import Application, Edge, Receive, Scope, Send, answer
+from refract.runtime.metrics import CONTENT_TYPE, Metrics
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[], Awaitable[None]]
+"""Returns when a dependency answers, and raises Unavailable when not: the `ping` of a port."""
+
+STATUSES = {
+    Kind.INVALID: 400,
+    Kind.UNAUTHENTICATED: 401,
+    Kind.FORBIDDEN: 403,
+    Kind.NOT_FOUND: 404,
+    Kind.NOT_ALLOWED: 405,
+    Kind.CONFLICT: 409,
+    Kind.GONE: 410,
+    Kind.TOO_LARGE: 413,
+    Kind.UNPROCESSABLE: 422,
+    Kind.LIMITED: 429,
+    Kind.INTERNAL: 500,
+    Kind.UPSTREAM: 502,
+    Kind.UNAVAILABLE: 503,
+}
+
+BODY_LIMIT = 1024 * 1024
+CHECK_SECONDS = 1.0
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
+_DOCUMENTED = "documented"
+_UNREADABLE = "invalid request body"
+_DISCONNECTED = "client disconnected prematurely"  # Litestar's words
+
+
+def takes_body(limit: int, *, documented: bool = True) -> dict[str, Any]:
+    """Options for a route: a body of at most `limit` bytes, over which a documented one answers 400 (decision 23)."""
+    return {"request_max_body_size": limit, "opt": {_DOCUMENTED: documented}}
+
+
+def build_app(
+    service: str,
+    routes: Sequence[Any],
+    *,
+    ready: Mapping[str, Check],
+    metrics: Metrics | None = None,
+    show_metrics: bool = True,
+    trusted_proxies: Sequence[Network] = (),
+    dependencies: Mapping[str, Any] | None = None,
+) -> Edge:
+    """The application of a service: its own routes, /health, /ready, and /metrics where it is shown."""
+    own: list[Any] = [_ready_route(ready)]
+    if metrics is not None and show_metrics:
+        own.append(_metrics_route(metrics))
+    app = Litestar(
+        [*routes, *own],
+        dependencies=dependencies,
+        exception_handlers={Exception: render_error},
+        logging_config=None,
+        openapi_config=OpenAPIConfig(
+            title=service, version=__version__, path="/docs", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+        ),
+        request_class=JsonRequest,
+        request_max_body_size=BODY_LIMIT,
+    )
+    return Edge(app, service, metrics=metrics, addresses=ClientAddresses(trusted_proxies))
+
+
+def metrics_app(metrics: Metrics) -> Application:
+    """A tiny application that only shows metrics, for an address of its own (METRICS_ADDR)."""
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["path"] == "/metrics":
+            await answer(send, 200, metrics.exposition(), CONTENT_TYPE.encode())
+        else:
+            await answer(send, 404, _error(NotFound.message))
+
+    return app
+
+
+class JsonRequest(Request[Any, Any, Any]):
+    """Reads a body straight into the record that the handler asks for, and strictly: "5" is no number."""
+
+    async def json(self) -> Any:
+        """The body as the type of the handler's `data`, or as anything where it has none."""
+        field = self.route_handler.parsed_data_field
+        try:
+            return _decoder(Any if field is None else field.annotation).decode(await self.body())
+        except msgspec.ValidationError as error:
+            raise Invalid(f"{_UNREADABLE}: {_explain(error)}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(_UNREADABLE) from error
+
+
+def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Any error as an answer: the status of its kind, the public message, and nothing else."""
+    if isinstance(error, BodyTooLarge | RequestEntityTooLarge):
+        documented = request.route_handler.opt.get(_DOCUMENTED, False)
+        return _error_response(400 if documented else 413, BodyTooLarge.message)
+    if isinstance(error, RefractError):
+        return _render_ours(request, error)
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return _render_litestars(error)
+    if isinstance(error, HTTPException) and error.detail == _DISCONNECTED:
+        return _error_response(400, error.detail)  # nobody reads it
+    _log_failure(request, error)
+    return _error_response(500, RefractError.message)
+
+
+def _render_ours(request: Request[Any, Any, Any], error: RefractError) -> Response[Any]:
+    headers: dict[str, str] = {}
+    if error.kind is Kind.INTERNAL:
+        _log_failure(request, error)
+    elif error.kind in {Kind.UPSTREAM, Kind.UNAVAILABLE}:
+        log.warning("request failed: %s", error, extra={"method": request.method, "path": request.scope["path"]})
+    elif isinstance(error, Limited):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    return _error_response(STATUSES[error.kind], error.message, headers)
+
+
+def _render_litestars(error: HTTPException) -> Response[Any]:
+    message = error.detail.lower()  # "Not Found", "Method Not Allowed"
+    if isinstance(error, ValidationException):
+        message = _explain_parameters(error)
+    return _error_response(error.status_code, message, error.headers)
+
+
+def _error(message: str) -> bytes:
+    return msgspec.json.encode({"error": message})
+
+
+def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response[bytes]:
+    return Response(_error(message), status_code=status, headers=headers, media_type="application/json")
+
+
+def _log_failure(request: Request[Any, Any, Any], error: Exception) -> None:
+    log.error("request failed", exc_info=error, extra={"method": request.method, "path": request.scope["path"]})
+
+
+@lru_cache(maxsize=512)
+def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(annotation)
+
+
+def _explain(error: msgspec.ValidationError) -> str:
+    """ "Expected `str`, got `int` - at `$.url`" as "url: expected str, got int"."""
+    what, _, where = str(error).replace("`", "").partition(" - at ")
+    what = what[:1].lower() + what[1:]
+    field = where.removeprefix("$").removeprefix(".")
+    return f"{field}: {what}" if field else what
+
+
+def _explain_parameters(error: ValidationException) -> str:
+    """The first parameter that does not fit, or the body that is missing."""
+    if not isinstance(error.extra, list) or not error.extra:
+        return Invalid.message
+    detail = error.extra[0]
+    if detail.get("source") == "body":
+        return _UNREADABLE
+    message = str(detail.get("message", "")).replace("`", "")
+    return f"invalid request: {detail.get('key')}: {message[:1].lower()}{message[1:]}"
+
+
+def _ready_route(checks: Mapping[str, Check]) -> Any:
+    @get("/ready", include_in_schema=False)
+    async def ready() -> Response[bytes]:
+        outcomes = await asyncio.gather(*(_outcome(name, check) for name, check in checks.items()))
+        is_ready = all(outcome == "ok" for outcome in outcomes)
+        report = {"status": "ready" if is_ready else "not ready", "checks": dict(zip(checks, outcomes, strict=True))}
+        return Response(
+            msgspec.json.encode(report), status_code=200 if is_ready else 503, media_type="application/json"
+        )
+
+    return ready
+
+
+async def _outcome(name: str, check: Check) -> str:
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            await check()
+    except TimeoutError:
+        return f"unavailable: no answer within {CHECK_SECONDS:g} s"
+    except Unavailable as error:
+        return f"unavailable: {_CREDENTIALS.sub('', error.reason)}"
+    except Exception:
+        log.exception("a check of readiness failed", extra={"dependency": name})
+        return "unavailable: the check failed"
+    return "ok"
+
+
+def _metrics_route(metrics: Metrics) -> Any:
+    @get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response[bytes]:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    return show_metrics

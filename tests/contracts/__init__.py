@@ -1,0 +1,1 @@
+"""Each port's promises, the same tests on both twins."""

@@ -1,0 +1,187 @@
+"""The promises of the Database port about events: saved with the write, and whoever waits is told."""
+
+import asyncio
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from refract.kernel.events import LinkEvent, PlatformEvent
+from refract.runtime.correlation import correlated
+from refract.runtime.messages import Message
+from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
+from tests.support.databases import Location
+
+OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY message_id")
+COUNT = Statement("count", "Counts the outbox.", "SELECT count(*) AS number FROM outbox")
+NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
+LONG = 20.0
+
+ELSEWHERE = """
+import asyncio, sys
+from pathlib import Path
+from refract.runtime.messages import Message
+from tests.support.databases import open_database
+
+async def main(location):
+    database = await open_database(Path(location) if location.startswith("/") else location)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with database.transaction() as tx:
+        await tx.post(Message("exchange", "key", b"{}", "from elsewhere"))
+    await database.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+class LampLit(LinkEvent, frozen=True, kw_only=True, tag="lamp.lit"):
+    """Somebody lit a lamp."""
+
+    lamp: str
+
+
+class LampMentioned(PlatformEvent, frozen=True, kw_only=True, tag="lamp.mentioned"):
+    """Somebody spoke of a lamp; nobody has to listen."""
+
+    needs_reader: ClassVar[bool] = False
+    lamp: str
+
+
+def message(number: int) -> Message:
+    return Message("exchange", "key", b'{"n": %d}' % number, f"message-{number:05}")
+
+
+async def test_an_event_is_saved_with_its_transaction(database: Database) -> None:
+    with correlated("request-1"):
+        async with database.transaction() as tx:
+            await tx.announce(LampLit(occurred_at=NOW, lamp="green"))
+    [row] = await database.fetch(OUTBOX)
+    assert row["exchange"] == "url-shortener"
+    assert row["event_type"] == "lamp.lit"
+    assert row["correlation_id"] == "request-1"
+    assert row["mandatory"] is True
+    assert (row["published_at"], row["next_attempt_at"], row["last_error"], row["attempts"]) == (None, None, None, 0)
+    assert f'"event_id":"{row["message_id"]}"' in row["payload"]
+    assert '"correlation_id":"request-1"' in row["payload"]
+
+
+async def test_an_event_says_whether_it_needs_a_reader(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.announce(LampMentioned(occurred_at=NOW, lamp="green"))
+    [row] = await database.fetch(OUTBOX)
+    assert row["mandatory"] is False
+    assert row["exchange"] == "smap.events"
+
+
+async def test_a_body_survives_byte_for_byte(database: Database) -> None:
+    body = '{ "b":1,\t"a" : "ünïcode 🦊", "b" : 2 }'.encode()
+    async with database.transaction() as tx:
+        await tx.post(Message("exchange", "key", body, "id"))
+    [row] = await database.fetch(OUTBOX)
+    assert row["payload"].encode() == body
+
+
+async def test_nothing_is_announced_by_a_transaction_that_fails(database: Database) -> None:
+    await fail_after_announcing(database)
+    assert await database.fetch(OUTBOX) == []
+
+
+async def test_a_transaction_sees_what_it_announced(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.post(message(1), message(2))
+        assert await tx.fetch_one(COUNT) == {"number": 2}
+        await tx.post(message(3))
+    assert [row["message_id"] for row in await database.fetch(OUTBOX)] == [
+        "message-00001",
+        "message-00002",
+        "message-00003",
+    ]
+
+
+async def test_many_messages_are_one_write(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.post(*map(message, range(2_000)))
+    rows = await database.fetch(OUTBOX)
+    assert [row["payload"] for row in rows] == [f'{{"n": {number}}}' for number in range(2_000)]
+    assert len({row["id"] for row in rows}) == 2_000
+
+
+async def fail_after_announcing(database: Database) -> None:
+    with suppress(ZeroDivisionError):
+        async with database.transaction() as tx:
+            await tx.announce(LampLit(occurred_at=NOW, lamp="green"))
+            assert await tx.fetch_one(COUNT) is not None
+            await tx.post(message(1))
+            raise ZeroDivisionError
+
+
+async def quiet(database: Database) -> None:
+    """Wait until the database is heard, and then until it has nothing more to say."""
+    async with database.transaction() as tx:
+        await tx.post(message(0))
+    assert await woken(database, LONG)
+    while await woken(database, 0.7):
+        pass
+
+
+async def woken(database: Database, timeout: float) -> bool:
+    """Whether it returned before the time was up."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await database.announced(timeout)
+    return loop.time() - began < timeout
+
+
+async def test_a_commit_wakes_whoever_waits(database: Database) -> None:
+    await quiet(database)
+    waiting = asyncio.create_task(woken(database, LONG))
+    await asyncio.sleep(0)
+    async with database.transaction() as tx:
+        await tx.post(message(1))
+        await tx.fetch(COUNT)
+        assert not waiting.done()
+    assert await waiting
+
+
+async def test_a_commit_before_the_wait_is_not_missed(database: Database) -> None:
+    await quiet(database)
+    async with database.transaction() as tx:
+        await tx.post(message(1))
+    assert await woken(database, LONG)
+
+
+async def test_who_waits_in_vain_returns_in_time(database: Database) -> None:
+    await quiet(database)
+    async with database.transaction() as tx:
+        await tx.fetch(COUNT)
+    assert not await woken(database, 0.3)
+
+
+async def test_a_rolled_back_announcement_wakes_nobody(database: Database) -> None:
+    await quiet(database)
+    await fail_after_announcing(database)
+    assert not await woken(database, 0.3)
+
+
+async def test_a_commit_of_another_process_wakes_whoever_waits(database: Database, database_location: Location) -> None:
+    await quiet(database)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        ELSEWHERE,
+        str(database_location),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    waiting = asyncio.create_task(woken(database, LONG))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    process.stdin.write(b"go\n")
+    assert await waiting
+    assert await process.wait() == 0
+    assert "from elsewhere" in {row["message_id"] for row in await database.fetch(OUTBOX)}

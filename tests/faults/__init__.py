@@ -1,0 +1,1 @@
+"""Kills, cuts, floods and bad input, on servers of their own."""

@@ -1,0 +1,418 @@
+"""The event bus under faults: brokers that die, hang, refuse and forget, and a process that is killed."""
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiormq
+import pytest
+
+from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.runtime.distributed import rabbit_publisher
+from refract.runtime.distributed.event_bus import RabbitBus
+from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.messages import Binding, Message, Queue
+from refract.runtime.ports import EventBus, QueueReader
+from tests.support.buses import EmbeddedBuses, RabbitBuses, bodies, drain, take
+from tests.support.fault_proxy import FaultProxy
+from tests.support.servers import RabbitMQ
+from tests.support.servers.rabbitmq import script
+from tests.support.waiting import eventually
+
+SHORT_TIMEOUT = 1.0
+RECOVERY = 40.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RabbitMQ]:
+    """A broker that these tests may kill; each leaves it running."""
+    with RabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture
+async def buses(broker: RabbitMQ) -> AsyncIterator[RabbitBuses]:
+    """Buses straight to the broker."""
+    await asyncio.to_thread(broker.start)
+    here = RabbitBuses(broker.address)
+    yield here
+    await here.close()
+
+
+@pytest.fixture
+async def proxy(broker: RabbitMQ) -> AsyncIterator[FaultProxy]:
+    """A proxy in front of the broker."""
+    async with FaultProxy.to("127.0.0.1", broker.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def proxied(buses: RabbitBuses, proxy: FaultProxy) -> AsyncIterator[RabbitBus]:
+    """A bus through the proxy."""
+    bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+    await bus.start()
+    await bus.ping()
+    yield bus
+    proxy.heal()
+    await bus.close()
+
+
+@pytest.fixture
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Publishing gives up sooner, so that a test need not wait for the real limit."""
+    monkeypatch.setattr(rabbit_publisher, "PUBLISH_TIMEOUT", SHORT_TIMEOUT)
+    return SHORT_TIMEOUT
+
+
+class Ledger:
+    """Reads a queue and knows what has arrived."""
+
+    def __init__(self, reader: QueueReader) -> None:
+        self.received: set[bytes] = set()
+        self._task = asyncio.create_task(self._read(reader))
+
+    async def _read(self, reader: QueueReader) -> None:
+        while True:
+            batch = await reader.next_batch()
+            self.received.update(bodies(batch))
+            await reader.acknowledge(batch)
+
+    async def stop(self) -> None:
+        """Stop reading; what the reading raised is raised here."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+async def publish_until_taken(bus: EventBus, message: Message) -> None:
+    """What the relay does: try again until it is confirmed."""
+    while True:
+        with suppress(NotPublished):
+            await bus.publish(message)
+            return
+        await asyncio.sleep(0.05)
+
+
+async def publish_like_relays(bus: EventBus, messages: list[Message], publishers: int) -> None:
+    """Share the messages among publishers."""
+
+    async def publish(mine: list[Message]) -> None:
+        for message in mine:
+            await publish_until_taken(bus, message)
+
+    await asyncio.gather(*(publish(messages[number::publishers]) for number in range(publishers)))
+
+
+class TestBroker:
+    async def test_nothing_confirmed_is_lost_when_the_broker_is_killed(
+        self, broker: RabbitMQ, buses: RabbitBuses
+    ) -> None:
+        bus = await buses.open()
+        messages = [buses.message("key", b"%d" % number) for number in range(2_000)]
+        async with bus.reader(buses.queue("reader", "#", prefetch=50)) as reader:
+            ledger = Ledger(reader)
+            publishing = asyncio.create_task(publish_like_relays(bus, messages, publishers=20))
+            await eventually(lambda: len(ledger.received) > 600)
+            await asyncio.to_thread(broker.kill)
+            await eventually(lambda: _is_away(bus))
+            await asyncio.to_thread(broker.start)
+            await asyncio.wait_for(publishing, RECOVERY)
+            await eventually(lambda: len(ledger.received) == 2_000, timeout=RECOVERY)
+            await ledger.stop()
+
+    async def test_a_bus_starts_without_its_broker_and_finds_it_later(
+        self, broker: RabbitMQ, buses: RabbitBuses, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await asyncio.to_thread(broker.stop)
+        bus = await buses.open()
+        with pytest.raises(Unavailable) as unavailable:
+            await bus.ping()
+        warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert {record.getMessage() for record in warnings} == {"rabbitmq unavailable; will retry in background"}
+        assert "guest" not in str(unavailable.value) + "".join(str(vars(record)) for record in caplog.records)
+
+        gaps: list[None] = []
+        heard: list[Message] = []
+        await bus.listen([Binding(buses.exchange, "heard")], heard.append, lambda: gaps.append(None))
+        await bus.declare(buses.queue("declared", "declared"))
+        async with bus.reader(buses.queue("reader", "read")) as reader:
+            messages = [buses.message(key, b"patient") for key in ("heard", "declared", "read")]
+            publishing = asyncio.create_task(publish_like_relays(bus, messages, publishers=3))
+            await asyncio.to_thread(broker.start)
+            assert bodies(await asyncio.wait_for(drain(reader, 1), RECOVERY)) == [b"patient"]
+            await asyncio.wait_for(publishing, RECOVERY)
+        await eventually(lambda: bodies(heard) == [b"patient"])
+        assert gaps == [None]
+
+    async def test_a_blocked_broker_delays_publishers_only(
+        self, broker: RabbitMQ, buses: RabbitBuses, short_timeout: float
+    ) -> None:
+        bus = await buses.open()
+        queue = buses.queue("reader", "#")
+        async with bus.reader(queue) as reader:
+            await bus.publish_all([buses.message("key", b"before") for _ in range(10)])
+            before = await take(reader, 10)
+            await asyncio.to_thread(_set_memory_watermark, broker, "0")
+            for _ in range(3):
+                with pytest.raises(NotPublished, match="no confirmation"):
+                    await asyncio.wait_for(bus.publish(buses.message("key", b"refused")), 10 * short_timeout)
+            await bus.ping()
+            await reader.acknowledge(before)
+            await asyncio.to_thread(_set_memory_watermark, broker, "0.4")
+            await asyncio.wait_for(publish_until_taken(bus, buses.message("key", b"after")), RECOVERY)
+            received: list[bytes] = []
+            while b"after" not in received:
+                received += bodies(await drain(reader, 1))
+        assert b"before" not in received
+
+    async def test_a_deleted_binding_makes_messages_unroutable_until_it_is_back(self, buses: RabbitBuses) -> None:
+        bus = await buses.open()
+        queue = buses.queue("reader", "key")
+        messages = [buses.message("key", b"%d" % number) for number in range(100)]
+        async with bus.reader(queue) as reader:
+            async with aiormq.connect(buses.url) as connection:
+                channel = await connection.channel()
+                await channel.queue_unbind(queue.name, buses.exchange, "key")
+            outcomes = await bus.publish_all(messages)
+            assert {type(outcome) for outcome in outcomes} == {Unroutable}
+            await bus.declare(queue)
+            assert await bus.publish_all(messages) == [None] * 100
+            assert len(await drain(reader, 100)) == 100
+
+    async def test_a_broker_that_lost_its_data_gets_its_queues_back(self, broker: RabbitMQ, buses: RabbitBuses) -> None:
+        bus = await buses.open()
+        await bus.declare(buses.queue("declared", "declared"))
+        async with bus.reader(buses.queue("reader", "read")) as reader:
+            await bus.publish(buses.message("read", b"before"))
+            await drain(reader, 1)
+            await asyncio.to_thread(broker.stop)
+            shutil.rmtree(broker.folder / "mnesia")
+            await asyncio.to_thread(broker.start)
+            messages = [buses.message(key, b"after") for key in ("declared", "read")]
+            await asyncio.wait_for(publish_like_relays(bus, messages, publishers=2), RECOVERY)
+            assert bodies(await drain(reader, 1)) == [b"after"]
+
+    async def test_a_deleted_queue_is_declared_again_by_its_reader(self, buses: RabbitBuses) -> None:
+        bus = await buses.open()
+        queue = buses.queue("reader", "key")
+        async with bus.reader(queue) as reader:
+            async with aiormq.connect(buses.url) as connection:
+                channel = await connection.channel()
+                await channel.queue_delete(queue.name)
+                await channel.exchange_delete(buses.exchange)
+            await publish_until_taken(bus, buses.message("key", b"again"))
+            assert bodies(await drain(reader, 1)) == [b"again"]
+
+
+class TestConnection:
+    async def test_a_cut_connection_loses_nothing_and_is_made_again(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
+    ) -> None:
+        messages = [buses.message("key", b"%d" % number) for number in range(1_000)]
+        async with proxied.reader(buses.queue("reader", "#", prefetch=50)) as reader:
+            ledger = Ledger(reader)
+            publishing = asyncio.create_task(publish_like_relays(proxied, messages, publishers=20))
+            for share in (100, 300, 500):
+                await eventually(lambda share=share: len(ledger.received) > share)  # type: ignore[misc]
+                proxy.cut()
+            await asyncio.wait_for(publishing, RECOVERY)
+            await eventually(lambda: len(ledger.received) == 1_000, timeout=RECOVERY)
+            await ledger.stop()
+
+    async def test_no_publish_outlasts_a_black_hole_and_the_connection_is_replaced(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy, short_timeout: float
+    ) -> None:
+        queue = buses.queue("reader", "#")
+        await proxied.declare(queue)
+        await proxied.publish(buses.message("key", b"before"))
+        proxy.swallow()
+        messages = [buses.message("key", b"%d" % number) for number in range(50)]
+        for _ in range(2):  # on the dead connection, and while no new one can be made
+            outcomes = await asyncio.wait_for(proxied.publish_all(messages), 5 * short_timeout)
+            assert {type(outcome) for outcome in outcomes} == {NotPublished}
+        proxy.heal()
+        await asyncio.wait_for(publish_like_relays(proxied, messages, publishers=5), RECOVERY)
+        async with (await buses.open()).reader(queue) as reader:
+            ledger = Ledger(reader)
+            await eventually(lambda: len(ledger.received) == 51)
+            await ledger.stop()
+
+    async def test_confirmations_that_come_too_late_harm_nobody(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy, short_timeout: float
+    ) -> None:
+        queue = buses.queue("reader", "#")
+        await proxied.declare(queue)
+        await proxied.publish(buses.message("key", b"before"))
+        proxy.pause()
+        with pytest.raises(NotPublished, match="no confirmation"):
+            await proxied.publish(buses.message("key", b"late"))
+        proxy.heal()
+        await publish_until_taken(proxied, buses.message("key", b"after"))
+        async with (await buses.open()).reader(queue) as reader:
+            ledger = Ledger(reader)
+            await eventually(lambda: {b"before", b"after"} <= ledger.received)
+            await ledger.stop()
+
+    async def test_a_listener_is_told_of_the_gap_once_it_hears_again(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
+    ) -> None:
+        heard: list[bytes] = []
+        await proxied.listen(
+            [Binding(buses.exchange, "#")], lambda message: heard.append(message.body), lambda: heard.append(b"gap")
+        )
+        await proxied.publish(buses.message("key", b"before"))
+        await eventually(lambda: heard == [b"before"])
+        proxy.cut()
+        await eventually(lambda: heard == [b"before", b"gap"])
+        await publish_until_taken(proxied, buses.message("key", b"after"))
+        await eventually(lambda: heard == [b"before", b"gap", b"after"])
+
+    async def test_what_a_lost_connection_delivered_comes_again(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
+    ) -> None:
+        async with proxied.reader(buses.queue("reader", "#")) as reader:
+            await proxied.publish(buses.message("key", b"body"))
+            stale = await take(reader, 1)
+            proxy.cut()
+            (again,) = await take(reader, 1)
+            assert again.redelivered
+            await reader.acknowledge(stale)
+            await reader.give_back(stale)
+            await reader.acknowledge([again])
+            await publish_until_taken(proxied, buses.message("key", b"the end"))
+            assert bodies(await take(reader, 1)) == [b"the end"]
+
+    async def test_a_reader_in_a_black_hole_is_connected_again(self, buses: RabbitBuses, proxy: FaultProxy) -> None:
+        bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/?heartbeat=1")
+        await bus.start()
+        async with bus.reader(buses.queue("reader", "#")) as reader:
+            reading = asyncio.create_task(take(reader, 1))
+            proxy.swallow()
+            proxy.heal()
+            publisher = await buses.open()
+            await publisher.publish(buses.message("key", b"through"))
+            assert bodies(await asyncio.wait_for(reading, RECOVERY)) == [b"through"]
+        await bus.close()
+
+    async def test_closing_does_not_wait_for_a_broker_that_hangs(
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
+    ) -> None:
+        async with proxied.reader(buses.queue("reader", "#")):
+            proxy.swallow()
+            await asyncio.wait_for(proxied.close(), 8)
+        await eventually(lambda: proxy.connections == 0)
+
+    async def test_starting_does_not_wait_for_a_broker_that_hangs(self, buses: RabbitBuses, proxy: FaultProxy) -> None:
+        proxy.swallow()
+        bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+        await asyncio.wait_for(bus.start(), 5)
+        with pytest.raises(Unavailable):
+            await bus.ping()
+        proxy.heal()
+        await eventually(lambda: _answers(bus), timeout=RECOVERY)
+        await bus.close()
+
+
+class TestEmbedded:
+    async def test_what_was_published_survives_a_kill(self, tmp_path: Path) -> None:
+        here = EmbeddedBuses(tmp_path)
+        acknowledged = await asyncio.to_thread(_publish_in_a_process_until_killed, here.path)
+        queue = Queue("reader", (Binding("events", "#"),))
+        bus = await here.open()
+        async with bus.reader(queue) as reader:
+            await bus.publish(Message("events", "key", b"the end", "id"))
+            found = {}
+            while b"the end" not in found:
+                for delivery in await reader.next_batch():
+                    found[delivery.message.body] = delivery.redelivered
+                    await reader.acknowledge([delivery])
+        await here.close()
+        assert set(acknowledged) <= set(found)
+        assert [body for body, redelivered in found.items() if redelivered] == [b"0", b"1", b"2"]
+
+    async def test_what_another_process_does_is_noticed(self, tmp_path: Path) -> None:
+        here = EmbeddedBuses(tmp_path)
+        serving, command_line = await here.open(), await here.open()
+        queue = here.queue("reader", "#")
+        gaps: list[None] = []
+        await serving.listen([Binding(here.exchange, "#")], lambda _: None, lambda: gaps.append(None))
+        async with serving.reader(queue) as reader:
+            await serving.publish(here.message("key", b"dead"))
+            await reader.bury((await take(reader, 1))[0], "poison")
+            assert await command_line.replay(queue.name) == 1
+            assert bodies(await asyncio.wait_for(take(reader, 1), 5)) == [b"dead"]
+            await eventually(lambda: gaps)
+            await eventually(lambda: _publishes(command_line, here.message("key", b"routed")))
+            assert bodies(await asyncio.wait_for(take(reader, 1), 5)) == [b"routed"]
+        await here.close()
+
+    async def test_a_file_that_cannot_be_used_is_unavailable(self, tmp_path: Path) -> None:
+        (tmp_path / "bus.sqlite").write_bytes(b"this is not a database" * 100)
+        with pytest.raises(Unavailable, match="not a database"):
+            await EmbeddedBus.open(tmp_path / "bus.sqlite")
+
+
+async def _answers(bus: EventBus) -> bool:
+    await bus.ping()
+    return True
+
+
+async def _is_away(bus: EventBus) -> bool:
+    with pytest.raises(Unavailable):
+        await bus.ping()
+    return True
+
+
+async def _publishes(bus: EventBus, message: Message) -> bool:
+    await bus.publish(message)
+    return True
+
+
+def _set_memory_watermark(broker: RabbitMQ, fraction: str) -> None:
+    """Raise or end a memory alarm."""
+    control = Path(script() or "rabbitmq-server").with_name("rabbitmqctl")
+    command = [str(control), "-n", broker._node, "set_vm_memory_high_watermark", fraction]
+    subprocess.run(command, env=dict(broker._environment()), check=True, capture_output=True)
+
+
+PUBLISHER = """
+import asyncio, sys
+from pathlib import Path
+from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.messages import Binding, Message, Queue
+
+async def main():
+    bus = await EmbeddedBus.open(Path(sys.argv[1]))
+    async with bus.reader(Queue("reader", (Binding("events", "#"),), prefetch=3)) as reader:
+        for number in range(1_000_000):
+            await bus.publish(Message("events", "key", b"%d" % number, str(number)))
+            print(number, flush=True)
+            if number == 2:
+                held = 0
+                while held < 3:
+                    held += len(await reader.next_batch())
+
+asyncio.run(main())
+"""
+
+
+def _publish_in_a_process_until_killed(path: Path) -> list[bytes]:
+    """Publish one after the other in a process, kill it in the middle, and return what it said was published."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER, str(path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(300)]
+    process.kill()
+    said += process.stdout.readlines()
+    process.stdout.close()
+    process.wait()
+    return [line.strip() for line in said if line.endswith(b"\n")]

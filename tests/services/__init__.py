@@ -1,0 +1,1 @@
+"""Each service through its face, on the embedded ports."""

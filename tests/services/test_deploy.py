@@ -1,0 +1,378 @@
+"""The containers: they wait for what they need, keep what they store, publish what they should."""
+
+import ast
+import http.server
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from refract.apps.directory import SERVICES, ServiceEntry
+from refract.runtime.environment import Environment
+from refract.runtime.settings import EngineSettings, ProcessSettings, check_service_name
+from refract.services.gateway.settings import GatewaySettings
+from tests.support.compose import DEPLOY, DEVELOPMENT, PLACEHOLDER, PRODUCTION, Tree, compose, required, some_secrets
+
+ROOT = Path(__file__).parents[2]
+
+READERS = {"text", "integer", "number", "flag", "choice", "secret", "address", "url", "networks", "has"}
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
+# Where the names are not written at the call: the table of the services' addresses, which the directory has, too.
+READS_BY_TABLE = {"services/gateway/settings.py"}
+
+DEVELOPMENT_PORTS = {
+    "gateway": ["8080:8080"],
+    "url-service": ["8081:8081"],
+    "analytics-service": ["8082:8082"],
+    "user-service": ["8083:8083"],
+    "notification-service": ["8084:8084"],
+    "sms-gateway": ["8085:8085"],
+    "project-service": ["8086:8086"],
+    "url_db": ["5432:5432"],
+    "analytics_db": ["5433:5432"],
+    "user_db": ["5434:5432"],
+    "notification_db": ["5435:5432"],
+    "sms_db": ["5436:5432"],
+    "project_db": ["5437:5432"],
+    "rabbitmq": ["5672:5672", "15672:15672"],
+    "redis": ["6379:6379"],
+}
+STATEFUL = {
+    "postgres": "/var/lib/postgresql/data",
+    "rabbitmq": "/var/lib/rabbitmq",
+    "redis": "/data",
+    "apache/kafka": "/var/lib/kafka/data",
+}
+
+
+@pytest.fixture(scope="module")
+def development() -> Tree:
+    return compose(DEVELOPMENT, some_secrets())
+
+
+@pytest.fixture(scope="module")
+def production() -> Tree:
+    return compose(PRODUCTION, some_secrets())
+
+
+def ours() -> list[Any]:
+    return [pytest.param(entry, id=entry.wire_name) for entry in SERVICES.values()]
+
+
+# --- containers ---
+
+
+def test_the_containers_are_those_of_the_specification(development: Tree) -> None:
+    wire_names = {entry.wire_name for entry in SERVICES.values()}
+    assert set(development["services"]) == wire_names | set(DEVELOPMENT_PORTS) | {"kafka"}
+
+
+@pytest.mark.parametrize("entry", ours())
+def test_a_service_runs_under_its_own_name_and_port(development: Tree, entry: ServiceEntry) -> None:
+    container = development["services"][entry.wire_name]
+    assert container["command"] == ["run", entry.name]
+    assert container["environment"]["SERVICE_NAME"] == entry.wire_name
+    assert container["environment"]["PORT"] == str(entry.port)
+
+
+@pytest.mark.parametrize("entry", ours())
+@pytest.mark.parametrize("files", [DEVELOPMENT, PRODUCTION], ids=["development", "production"])
+def test_a_service_accepts_its_environment(entry: ServiceEntry, files: tuple[Path, ...]) -> None:
+    container = compose(files, some_secrets())["services"][entry.wire_name]
+    environment = Environment(container["environment"])
+    check_service_name(environment, entry.wire_name)
+    ProcessSettings.from_environment(environment)
+    EngineSettings.from_environment(environment, entry.needs)
+
+
+def test_the_gateway_finds_each_service_by_its_name(development: Tree) -> None:
+    urls = GatewaySettings.from_environment(Environment(development["services"]["gateway"]["environment"])).urls
+    assert urls == {
+        entry.name: f"http://{entry.wire_name}:{entry.port}" for entry in SERVICES.values() if entry.url_variable
+    }
+
+
+def test_the_services_trust_the_network_of_the_gateway_alone(development: Tree) -> None:
+    subnet = development["networks"]["backend"]["ipam"]["config"][0]["subnet"]
+    for entry in SERVICES.values():
+        environment = Environment(development["services"][entry.wire_name]["environment"])
+        trusted = ProcessSettings.from_environment(environment).trusted_proxies
+        assert trusted == (() if entry.name == "gateway" else (ip_network(subnet),))
+
+
+def test_every_container_says_whether_it_is_healthy(development: Tree) -> None:
+    for name, container in development["services"].items():
+        check = container["healthcheck"]
+        assert {"interval", "timeout", "retries", "start_period"} <= set(check), name
+        assert ("test" in check) != ("build" in container), f"{name}: the probe of our own image is in the image"
+
+
+def test_every_dependency_is_waited_for_until_it_is_healthy(development: Tree) -> None:
+    for name, container in development["services"].items():
+        waited = container.get("depends_on", {})
+        assert all(gate == {"condition": "service_healthy"} for gate in waited.values()), name
+        environment = container["environment"]
+        named = {host for host in development["services"] if _mentions(host, environment)} - {name}
+        assert named <= set(waited), f"{name} is given an address and does not wait for it"
+
+
+def _mentions(host: str, environment: Mapping[str, str]) -> bool:
+    return any(re.search(rf"(?<![\w-]){re.escape(host)}:\d", value) for value in environment.values())
+
+
+def test_every_container_comes_back_and_has_time_to_stop(development: Tree) -> None:
+    for name, container in development["services"].items():
+        assert container["restart"] == "unless-stopped", name
+        assert container["networks"] == ["backend"], name
+        assert int(container["stop_grace_period"].removesuffix("s")) >= 15, name
+
+
+def test_what_is_stored_is_stored_in_a_named_volume(development: Tree) -> None:
+    used = []
+    for name, container in development["services"].items():
+        if "build" in container:
+            continue
+        volume, path = container["volumes"][0].split(":")
+        assert path == STATEFUL[container["image"].partition(":")[0]], name
+        used.append(volume)
+    assert sorted(used) == sorted(development["volumes"]), "each volume is declared, and used once"
+    assert "--appendonly" in development["services"]["redis"]["command"]
+
+
+def test_no_two_services_share_a_database(development: Tree) -> None:
+    places = []
+    for entry in SERVICES.values():
+        environment = development["services"][entry.wire_name]["environment"]
+        assert ("DATABASE_DSN" in environment) == entry.has_database
+        if not entry.has_database:
+            continue
+        dsn = urlsplit(environment["DATABASE_DSN"])
+        database = development["services"][dsn.hostname]["environment"]
+        assert database["POSTGRES_DB"] == dsn.path.removeprefix("/")
+        assert (database["POSTGRES_USER"], database["POSTGRES_PASSWORD"]) == (dsn.username, dsn.password)
+        places.append(dsn.hostname)
+    databases = {name for name, container in development["services"].items() if "postgres" in container["image"]}
+    assert sorted(places) == sorted(databases)
+
+
+def test_development_publishes_on_loopback_the_ports_of_the_specification(development: Tree) -> None:
+    published = {
+        name: container["ports"] for name, container in development["services"].items() if "ports" in container
+    }
+    assert published == {name: [f"127.0.0.1:{port}" for port in ports] for name, ports in DEVELOPMENT_PORTS.items()}
+
+
+def test_production_publishes_the_gateway_alone(production: Tree) -> None:
+    published = {name: container.get("ports") for name, container in production["services"].items()}
+    assert {name: ports for name, ports in published.items() if ports} == {"gateway": ["0.0.0.0:8080:8080"]}
+
+
+def test_production_bounds_memory_and_logs(production: Tree, development: Tree) -> None:
+    assert set(production["services"]) == set(development["services"])
+    for name, container in production["services"].items():
+        assert set(container["deploy"]["resources"]["limits"]) == {"cpus", "memory"}, name
+        assert set(container["logging"]["options"]) == {"max-size", "max-file"}, name
+
+
+def test_production_starts_only_what_was_built(production: Tree) -> None:
+    for entry in SERVICES.values():
+        container = production["services"][entry.wire_name]
+        assert (container["image"], container["pull_policy"]) == ("refract:test", "never")
+
+
+# --- secrets and variables ---
+
+
+def test_no_address_means_this_machine(development: Tree) -> None:
+    for name, container in development["services"].items():
+        for variable, value in container["environment"].items():
+            assert not re.search(r"localhost|127\.0\.0\.1|::1", value), f"{name}: {variable}"
+
+
+def test_no_secret_is_written_down() -> None:
+    model = compose(PRODUCTION)
+    only_from_outside = re.compile(r"\$\{[A-Z_]+(:\?[^}]+|:-)\}")
+    for name, container in model["services"].items():
+        for variable, value in container["environment"].items():
+            if re.search("PASS|SECRET|AUTH", variable):
+                assert only_from_outside.fullmatch(value), f"{name}: {variable}"
+            for credentials in re.findall(r"//[^@/:]+:(.+)@", value):
+                assert only_from_outside.fullmatch(credentials), f"{name}: {variable}"
+    command = model["services"]["redis"]["command"]
+    assert only_from_outside.fullmatch(command[command.index("--requirepass") + 1])
+    written = dict(re.findall(r"(?m)^([A-Z_]+)=(.*)$", (DEPLOY / ".env.example").read_text()))
+    assert required() - {"REFRACT_VERSION"} <= set(written)
+    assert not any(written.values()), "the example has no values that somebody could keep"
+
+
+def test_the_command_of_the_readme_makes_every_secret(tmp_path: Path) -> None:
+    script = re.findall(r"```sh\n(\(umask.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)[0]
+    shutil.copy(DEPLOY / ".env.example", tmp_path)
+    subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True)
+    made = dict(re.findall(r"(?m)^([A-Z_]+)=(.*)$", (tmp_path / ".env").read_text()))
+    filled = {name: value for name, value in made.items() if value}
+    assert set(filled) == required() - {"REFRACT_VERSION"}
+    assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in filled.values())
+    assert len(set(filled.values())) == len(filled)
+    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+    compose(DEVELOPMENT, made)
+
+
+def read_by_the_code() -> set[str]:
+    """The names in calls such as `environment.text("PORT")`, and those of the services' addresses."""
+    names = {entry.url_variable for entry in SERVICES.values() if entry.url_variable}
+    package = ROOT / "src" / "refract"
+    for file in package.rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
+                continue
+            if call.func.attr not in READERS:
+                continue
+            name = call.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str) and VARIABLE.fullmatch(name.value):
+                names.add(name.value)
+            elif ast.unparse(call.func.value).endswith("environment"):
+                where = file.relative_to(package).as_posix()
+                assert where in READS_BY_TABLE, (
+                    f"{where}:{call.lineno} reads a variable whose name is not written there"
+                )
+    return names
+
+
+def read_by_compose() -> set[str]:
+    return {name for file in PRODUCTION for name, _, _ in PLACEHOLDER.findall(file.read_text())}
+
+
+def documented() -> tuple[set[str], set[str]]:
+    """The variables in the two tables of the documentation: what processes read, and what only Compose does."""
+    processes, _, compose_alone = (
+        (ROOT / "docs" / "configuration.md").read_text().partition("## What only Compose reads")
+    )
+    row = re.compile(r"(?m)^\| `([A-Z0-9_]+)` \|")
+    return set(row.findall(processes)), set(row.findall(compose_alone))
+
+
+def test_the_documentation_names_what_the_code_and_compose_read() -> None:
+    code = read_by_the_code()
+    assert documented() == (code, read_by_compose() - code)
+
+
+def test_the_example_names_what_the_code_and_compose_read() -> None:
+    named = re.findall(r"(?m)^(?:# )?([A-Z0-9_]+)=", (DEPLOY / ".env.example").read_text())
+    assert sorted(named) == sorted(read_by_the_code() | read_by_compose())
+
+
+def test_containers_are_given_only_variables_that_the_code_reads() -> None:
+    code = read_by_the_code()
+    for entry in SERVICES.values():
+        given = set(compose(PRODUCTION)["services"][entry.wire_name]["environment"])
+        assert given <= code, f"{entry.wire_name}: {sorted(given - code)}"
+
+
+# --- image ---
+
+
+def instructions() -> list[tuple[str, str]]:
+    lines = re.sub(r"(?m)^#.*\n", "", (DEPLOY / "Dockerfile").read_text()).replace("\\\n", " ").splitlines()
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines if line.strip())]
+
+
+def test_the_image_runs_as_nobody_special_and_has_no_build_tools() -> None:
+    stages = [index for index, (word, _) in enumerate(instructions()) if word == "FROM"]
+    final = dict(instructions()[stages[-1] :])
+    assert len(stages) == 2
+    assert final["USER"] == "refract"
+    assert final["STOPSIGNAL"] == "SIGTERM"
+    assert json.loads(final["ENTRYPOINT"]) == ["refract"]
+    assert json.loads(final["CMD"])[0] == "serve"
+    assert json.loads(final["VOLUME"]) == ["/data"]
+    run = " ".join(rest for word, rest in instructions()[stages[-1] :] if word == "RUN")
+    assert not re.search(r"pip|apt-get|curl|wget", run)
+
+
+def test_the_image_is_built_from_files_that_are_let_in() -> None:
+    let_in = set(re.findall(r"(?m)^!(.+)$", (ROOT / ".dockerignore").read_text()))
+    copied = {
+        source
+        for word, rest in instructions()
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied == let_in
+    assert all((ROOT / source).exists() for source in copied)
+
+
+@contextmanager
+def answering(status: HTTPStatus) -> Iterator[int]:
+    """A server that answers every GET with one status."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else HTTPStatus.NOT_FOUND)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+            """Stay silent."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(HTTPStatus.OK, True), (HTTPStatus.SERVICE_UNAVAILABLE, False)])
+def test_the_probe_of_the_image_asks_for_health(status: HTTPStatus, healthy: bool) -> None:
+    program = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
+    assert program[0] == "python"
+    with answering(status) as port:
+        ended = subprocess.run([sys.executable, *program[1:]], env={"PORT": str(port)}, check=False)
+    assert (ended.returncode == 0) is healthy
+
+
+# --- Docker itself ---
+
+
+def succeeds(*command: str) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+def docker_compose(files: tuple[Path, ...]) -> list[str]:
+    return ["docker", "compose", *(f"--file={file}" for file in files)]
+
+
+@pytest.mark.timeout(1200)
+def test_the_stack_starts_and_answers() -> None:
+    environment = os.environ | some_secrets()
+    if succeeds("docker", "compose", "version"):
+        for files in (DEVELOPMENT, PRODUCTION):
+            subprocess.run([*docker_compose(files), "config", "--quiet"], env=environment, check=True)
+    if not succeeds("docker", "info"):
+        pytest.skip("no Docker engine answers")
+    command = [*docker_compose(DEVELOPMENT), "--project-name", f"refract-test-{secrets.token_hex(4)}"]
+    try:
+        subprocess.run([*command, "up", "--build", "--wait"], env=environment, check=True, timeout=1000)
+        for entry in SERVICES.values():
+            with urllib.request.urlopen(f"http://127.0.0.1:{entry.port}/health", timeout=5) as answer:
+                assert json.load(answer) == {"status": "ok", "service": entry.wire_name}
+    finally:
+        subprocess.run([*command, "down", "--volumes", "--rmi", "local"], env=environment, check=False, timeout=120)

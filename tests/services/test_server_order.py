@@ -1,0 +1,174 @@
+"""The hook of the hot path: answers at once, held ones, and everything in the order of the requests."""
+
+import pytest
+
+from refract.runtime.fast_path import Headers, HeldAnswer
+from refract.runtime.server import ServerLimits
+from refract.runtime.turns import MAX_TURNS
+from tests.support.applications import Gate, echo
+from tests.support.http import Answer, Client, head, running
+from tests.support.waiting import eventually
+
+
+def response(text: str, *, to_head: bool = False) -> bytes:
+    body = text.encode()
+    return b"HTTP/1.1 301 Moved Permanently\r\ncontent-length: %d\r\n\r\n" % len(body) + (b"" if to_head else body)
+
+
+class Hot:
+    """Answers /fast… at once, holds /held…, fails at /broken, and leaves the rest to the application."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, HeldAnswer] = {}
+        self.seen: list[tuple[bytes, bytes, Headers, str]] = []
+
+    def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes | HeldAnswer | None:
+        self.seen.append((method, target, headers, peer))
+        if target.startswith(b"/fast"):
+            return response(target.decode(), to_head=method == b"HEAD")
+        if target.startswith(b"/held"):
+            self.held[target.decode()] = held = HeldAnswer()
+            return held
+        if target == b"/broken":
+            raise RuntimeError("a bug in the hot path")
+        return None
+
+    def release(self, *targets: str) -> None:
+        for target in targets:
+            self.held[target].release(response(target))
+
+
+async def answers(client: Client, count: int) -> list[str]:
+    return [(await client.answer()).text for _ in range(count)]
+
+
+async def test_answers_at_once_and_falls_through() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        assert await client.get("/fast", "X-One: 1") == Answer(301, {"content-length": "5"}, b"/fast")
+        assert (await client.get("/slow")).text == "GET /slow 0"
+        assert (await client.get("/fast?a=b")).text == "/fast?a=b"
+    assert hot.seen[0] == (b"GET", b"/fast", [(b"host", b"test"), (b"x-one", b"1")], "127.0.0.1")
+
+
+async def test_head_and_the_end_of_a_connection() -> None:
+    async with running(echo, fast_path=Hot()) as server:
+        async with await Client.connect(server.port) as client:
+            answer = await client.get("/fast", method="HEAD")
+            assert (answer.headers["content-length"], answer.closes) == ("5", False)
+            answer = await client.get("/fast", "Connection: close")
+            assert (answer.text, answer.closes) == ("/fast", True)
+            assert await client.is_closed()
+        async with await Client.connect(server.port) as client:
+            await client.send(b"GET /fast HTTP/1.0\r\nHost: test\r\nConnection: keep-alive\r\n\r\n")
+            assert (await client.answer()).closes
+            assert await client.is_closed()
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 0", "Expect: 100-continue", "Upgrade: h2c"])
+async def test_sees_nothing_unusual(header: str) -> None:
+    async with running(echo, fast_path=Hot()) as server, await Client.connect(server.port) as client:
+        assert (await client.get("/fast", header)).text == "GET /fast 0"
+
+
+async def test_a_held_answer_leaves_when_it_is_released() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/held"))
+        await eventually(lambda: hot.held)
+        hot.release("/held")
+        assert await answers(client, 1) == ["/held"]
+        assert (await client.get("/slow")).text == "GET /slow 0"
+
+
+async def test_answers_keep_the_order_of_their_requests() -> None:
+    hot = Hot()
+    targets = ["/fast1", "/held1", "/fast2", "/slow1", "/held2", "/held3", "/slow2", "/fast3"]
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(b"".join(head("GET", target) for target in targets))
+        await eventually(lambda: len(hot.held) == 3)
+        hot.release("/held3", "/held2")
+        assert await answers(client, 1) == ["/fast1"]
+        hot.release("/held1")
+        expected = ["/held1", "/fast2", "GET /slow1 0", "/held2", "/held3", "GET /slow2 0", "/fast3"]
+        assert await answers(client, 7) == expected
+
+
+async def test_an_answer_behind_the_application_waits_for_it() -> None:
+    hot, gate = Hot(), Gate()
+    async with running(gate, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/slow") + head("GET", "/fast") + head("GET", "/held") + b"NONSENSE\r\n\r\n")
+        await eventually(lambda: gate.waiting == 1 and hot.held)
+        hot.release("/held")
+        gate.opened.set()
+        assert await answers(client, 3) == ["GET /slow 0", "/fast", "/held"]
+        assert (await client.answer()).status == 400
+        assert await client.is_closed()
+
+
+async def test_a_request_after_the_last_one_is_not_answered() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/held", "Connection: close") + head("GET", "/fast") + head("GET", "/slow"))
+        await eventually(lambda: hot.held)
+        hot.release("/held")
+        answer = await client.answer()
+        assert (answer.text, answer.closes) == ("/held", True)
+        assert await client.is_closed()
+        assert len(hot.seen) == 1
+
+
+async def test_a_release_for_a_client_that_has_gone_is_no_error() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server:
+        async with await Client.connect(server.port) as client:
+            await client.send(head("GET", "/held1") + head("GET", "/held2"))
+            await eventually(lambda: len(hot.held) == 2)
+        await eventually(lambda: server.connections == 0)
+        hot.release("/held2", "/held1")
+
+
+async def test_a_held_answer_that_never_comes_is_given_up() -> None:
+    hot = Hot()
+    limits = ServerLimits(send=0.2)
+    async with running(echo, limits=limits, fast_path=hot) as server, await Client.connect(server.port) as client:
+        assert (await client.get("/held")).status == 503
+        hot.release("/held")
+        assert await client.is_closed()
+
+
+async def test_more_held_answers_than_a_connection_may_have_waiting_all_leave() -> None:
+    hot = Hot()
+    targets = [f"/held{number}" for number in range(1000)]
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        sending = [head("GET", target, f"X-Filling: {'a' * 1000}") for target in targets]
+        client.writer.write(b"".join(sending))
+        await eventually(lambda: len(hot.held) > MAX_TURNS)
+        assert len(hot.held) < len(targets)  # the rest is not even read
+
+        def all_released() -> bool:
+            hot.release(*hot.held)
+            return len(hot.held) == len(targets)
+
+        await eventually(all_released)
+        assert await answers(client, len(targets)) == targets
+
+
+async def test_a_client_that_sends_and_does_not_read_is_not_listened_to() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        request = head("GET", "/fast" + "a" * 4000)
+        for _ in range(20_000):
+            client.writer.write(request)
+        (connection,) = server._open_connections()
+        await eventually(lambda: connection.flow.read_paused)
+        assert connection.transport.get_write_buffer_size() < 1024 * 1024
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await answers(client, 20_000)) == 20_000
+
+
+async def test_a_hot_path_that_fails_leaves_the_request_to_the_application(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(echo, fast_path=Hot()) as server, await Client.connect(server.port) as client:
+        assert (await client.get("/broken")).text == "GET /broken 0"
+    assert "a bug in the hot path" in caplog.text

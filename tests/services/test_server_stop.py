@@ -1,0 +1,114 @@
+"""How the server comes up and goes down."""
+
+import asyncio
+import socket
+
+import pytest
+
+from refract.kernel.errors import Misconfigured
+from refract.runtime.edge import Receive, Scope, Send
+from refract.runtime.fast_path import Headers, HeldAnswer
+from refract.runtime.server import HttpServer
+from tests.support.applications import Gate, echo
+from tests.support.http import Client, fetch, head, running
+from tests.support.waiting import eventually
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with running(echo) as server:
+        with pytest.raises(Misconfigured, match=rf"cannot listen on 127\.0\.0\.1:{server.port}: .+"):
+            await HttpServer(echo, port=server.port).start()
+
+
+async def test_serves_a_socket_it_is_given() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = HttpServer(echo, sockets=[listening])
+        await server.start()
+        assert server.port == listening.getsockname()[1]
+        assert (await fetch(server.port, "/")).status == 200
+        await server.stop(grace=1)
+
+
+async def test_stop_under_load_fails_no_request() -> None:
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.002)
+        await echo(scope, receive, send)
+
+    server = HttpServer(busy)
+    await server.start()
+    answered = 0
+
+    async def load() -> None:
+        nonlocal answered
+        async with await Client.connect(server.port) as client:
+            while True:
+                answer = await client.get("/")  # an answer that does not come raises
+                assert answer.status == 200
+                answered += 1
+                if answer.closes:
+                    return
+
+    clients = [asyncio.create_task(load()) for _ in range(32)]
+    await eventually(lambda: answered > 200)
+    await server.stop(grace=5)
+    assert server.closed
+    await asyncio.gather(*clients)
+    with pytest.raises(OSError, match="Connect call failed"):
+        await Client.connect(server.port)
+
+
+async def test_stop_finishes_what_is_under_way_and_closes_what_is_idle() -> None:
+    gate, held = Gate(), HeldAnswer()
+
+    def hot(method: bytes, target: bytes, headers: Headers, peer: str) -> HeldAnswer | None:
+        return held if target == b"/held" else None
+
+    server = HttpServer(gate, fast_path=hot)
+    await server.start()
+    idle, slow, waiting, receiving = [await Client.connect(server.port) for _ in range(4)]
+    await slow.send(head("GET", "/slow"))
+    await waiting.send(head("GET", "/held"))
+    await receiving.send(b"GET /received HTTP/1.1\r\nHo")
+    await eventually(lambda: gate.waiting == 1 and server.connections == 4)
+    stopping = asyncio.create_task(server.stop(grace=10))
+    assert await idle.is_closed()
+    await receiving.send(b"st: test\r\n\r\n")
+    gate.opened.set()
+    held.release(b"HTTP/1.1 301 Moved Permanently\r\ncontent-length: 0\r\n\r\n")
+    answers = [await client.answer() for client in (slow, waiting, receiving)]
+    assert [(answer.status, answer.closes) for answer in answers] == [(200, True), (301, True), (200, True)]
+    await stopping
+    for client in (idle, slow, waiting, receiving):
+        client.close()
+
+
+async def test_the_first_request_after_the_stop_is_the_last_of_its_connection() -> None:
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        await echo(scope, receive, send)
+
+    server = HttpServer(app)
+    await server.start()
+    async with await Client.connect(server.port) as client:
+        await client.get("/before")
+        stopping = asyncio.create_task(server.stop(grace=5))
+        await client.send(head("GET", "/last") + head("GET", "/too-late"))
+        answer = await client.answer()
+        assert (answer.text, answer.closes) == ("GET /last 0", True)
+        assert await client.is_closed()
+        await stopping
+    assert seen == ["/before", "/last"]
+
+
+async def test_stop_cuts_what_outlives_the_grace_period() -> None:
+    gate = Gate()
+    server = HttpServer(gate)
+    await server.start()
+    async with await Client.connect(server.port) as client:
+        await client.send(head("GET", "/"))
+        await eventually(lambda: gate.waiting == 1)
+        await server.stop(grace=0.1)
+        assert await client.is_closed()
