@@ -83,7 +83,9 @@ async def test_many_entries_at_once(cache: Cache, key: str) -> None:
 
 @pytest.mark.parametrize("order", [2, 2**32, 2**53 + 1, 2**63 - 1, 2**64 - 1])
 async def test_an_older_entry_never_replaces_a_newer(cache: Cache, key: str, order: int) -> None:
+    await cache.set_many([CacheEntry(key, order - 1, b"old", LONG)])
     await cache.set_many([CacheEntry(key, order, b"new", LONG)])
+    assert await value_of(cache, key) == b"new"
     await cache.set_many([CacheEntry(key, order - 1, b"old", LONG)])
     assert await value_of(cache, key) == b"new"
     await cache.set_many([CacheEntry(key, order, b"same age", LONG)])
@@ -95,8 +97,9 @@ async def test_a_dropped_version_cannot_be_put_back_and_a_newer_one_can(cache: C
     await cache.set_many([CacheEntry(key, order, b"dropped", LONG)])
     await cache.drop({key: order})
     assert await value_of(cache, key) is None
-    await cache.set_many([CacheEntry(key, order, b"put back by a slow reader", LONG)])
-    assert await value_of(cache, key) is None
+    for put_back in (order, order - 1):
+        await cache.set_many([CacheEntry(key, put_back, b"put back by a slow reader", LONG)])
+        assert await value_of(cache, key) is None
     await cache.set_many([CacheEntry(key, order + 1, b"newer", LONG)])
     assert await value_of(cache, key) == b"newer"
 

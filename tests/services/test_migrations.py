@@ -107,9 +107,11 @@ async def held_lock(location: Location) -> AsyncIterator[None]:
             yield
         return
     connection = await asyncpg.connect(location)
-    await connection.execute(f"SELECT pg_advisory_lock({migrations._ADVISORY_LOCK})")
-    yield
-    await connection.close()
+    try:
+        await connection.execute(f"SELECT pg_advisory_lock({migrations._ADVISORY_LOCK})")
+        yield
+    finally:
+        await connection.close()
 
 
 async def test_a_start_without_anything_to_do_imports_no_alembic(empty_location: Location) -> None:

@@ -69,6 +69,7 @@ def variables(
         wanted[name] = shared | {"PORT": str(ports[name]), "SERVICE_NAME": service.wire_name}
         if name in databases:
             wanted[name]["DATABASE_DSN"] = databases[name]
+            wanted[name]["TRUSTED_PROXIES"] = "127.0.0.1"  # the gateway, which says who the client is
     for name, service in SERVICES.items():
         if service.url_variable:
             wanted["gateway"][service.url_variable] = f"http://127.0.0.1:{ports[name]}"
@@ -103,7 +104,7 @@ def running(
             with (logs / f"{name}.log").open("ab") if logs else open(os.devnull, "wb") as output:  # noqa: PTH123
                 stack.processes[name] = subprocess.Popen(
                     [sys.executable, "-m", "refract.apps.cli", "run", name],
-                    env=inherited() | values,
+                    env={**inherited(), **values},
                     stdin=subprocess.DEVNULL,
                     stdout=output if logs else None,
                     stderr=output if logs else None,
@@ -150,21 +151,29 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prefix", default="refract_", help="in front of the names of the databases")
     options = parser.parse_args(arguments)
     ports = {name: service.port for name, service in SERVICES.items()}
-    stop = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+    # Both signals become the same exception: a blocked signal would be blocked in the services, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with in_use() as used:
-            servers = environment(used)
-            databases = asyncio.run(create_databases(servers[PostgreSQL.variable], options.prefix))
-            with running(variables(servers, ports, databases), ports) as stack:
-                for name, service in SERVICES.items():
-                    print(f"{service.wire_name:22} {stack.address(name)}", flush=True)
-                print("Ctrl-C stops all of it.", flush=True)
-                signal.sigwait(stop)
-                failed = {name: status for name, status in stack.stop().items() if status != 0}
+        return _run_until_interrupted(options.prefix, ports)
     except (MissingSoftware, ServerError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before everything was up
+        return 128 + signal.SIGINT
+
+
+def _run_until_interrupted(prefix: str, ports: Mapping[str, int]) -> int:
+    with in_use() as used:
+        servers = environment(used)
+        databases = asyncio.run(create_databases(servers[PostgreSQL.variable], prefix))
+        with running(variables(servers, ports, databases), ports) as stack:
+            for name, service in SERVICES.items():
+                print(f"{service.wire_name:22} {stack.address(name)}", flush=True)
+            print("Ctrl-C stops all of it.", flush=True)
+            try:
+                signal.pause()
+            except KeyboardInterrupt:
+                failed = {name: status for name, status in stack.stop().items() if status != 0}
     for name, status in failed.items():
         print(f"{name} ended with status {status}", file=sys.stderr)
     return 1 if failed else 0

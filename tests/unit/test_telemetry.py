@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refract.runtime.correlation import correlated
@@ -118,6 +118,7 @@ def test_configuring_again_does_not_double_the_lines() -> None:
 
 
 @given(st.text(alphabet=st.characters(codec=None)), st.text(alphabet=st.characters(codec=None)))
+@example("\ud800", "\udcff\n")
 def test_nothing_that_is_logged_can_forge_a_line(message: str, path: str) -> None:
     record = logging.makeLogRecord(
         {"msg": "%s", "args": (message,), "levelno": logging.INFO, "path": path, "odd": path}

@@ -1,7 +1,7 @@
 """The sliding window against an exact model that remembers every hit."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refract.runtime.windows import BUCKETS, MICROSECONDS, Policy, SlidingWindow, SlidingWindows, Verdict
@@ -29,6 +29,7 @@ class ExactModel:
         return 0
 
 
+@example(limit=6, window=0.000_03, start=0, walk=[(0.0, 6), (0.84, 6)])  # a bucket of one and a half microseconds
 @given(limit=st.integers(1, 8), window=windows, start=st.integers(0, 10**15), walk=steps)
 def test_no_interval_admits_more_than_the_limit_and_nothing_is_refused_for_longer_than_a_bucket(
     limit: int, window: float, start: int, walk: list[tuple[float, int]]

@@ -8,8 +8,9 @@ from refract.runtime.supervisor import Supervisor
 from refract.runtime.web import metrics_app
 
 SERVICE_LIMITS = ServerLimits()
-GATEWAY_LIMITS = ServerLimits(send=35.0)
-"""A request through the gateway may take as long as the service behind it, and a little more."""
+GATEWAY_LIMITS = ServerLimits(send=35.0, body=8 * 1024 * 1024)
+"""A request through the gateway may take as long as the service behind it, and a little more; it passes on bodies that
+only the service behind it can judge."""
 
 
 async def listen(

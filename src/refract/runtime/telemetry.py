@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
         try:
             return self._encoder.encode(fields).decode()
         except (TypeError, ValueError):
-            # Half a surrogate pair, or an object that has no place in JSON: the line still has to appear.
+            # Half a surrogate pair, or an object that cannot be shown: the line still has to appear.
             plain = {name: _plain(value) for name, value in fields.items()}
             return self._encoder.encode(plain).decode()
 

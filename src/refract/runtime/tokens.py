@@ -19,8 +19,7 @@ MAX_TOKEN_BYTES = 8 * 1024
 MIN_SECRET_BYTES = 32
 CLOCK_SKEW_SECONDS = 60
 
-# The last character of a signature carries two bits that nobody signs: only one spelling of them is a token.
-_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]\Z")
+_COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}\Z")
 
 
 class TokenRefused(Unauthenticated):
@@ -52,7 +51,7 @@ class TokenVerifier:
         if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
             raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
         try:
-            self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM, "use": "sig"}) for secret in secrets]
+            self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM}) for secret in secrets]
         except ValueError as error:  # such as the public half of a key pair, which is no secret
             raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
         self._clock = clock

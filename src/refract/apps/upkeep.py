@@ -1,0 +1,121 @@
+"""What operators do by hand, in both modes: migrate, look at dead letters, send things again."""
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+
+from refract.apps.builders import QUEUES
+from refract.apps.data_directory import DataDirectory
+from refract.apps.directory import SERVICES
+from refract.kernel.errors import Misconfigured
+from refract.runtime.environment import Environment
+from refract.runtime.messages import DeadLetter
+from refract.runtime.migrations import current_revision, head_revision
+from refract.runtime.migrations import migrate as apply_migrations
+from refract.runtime.outbox import replay_outbox
+from refract.runtime.ports import Database, EventBus
+
+POSTGRESQL = ("postgres", "postgresql")
+AMQP = ("amqp", "amqps")
+
+
+async def migrate(environment: Environment, service: str | None, data_dir: Path) -> list[str]:
+    """Bring databases up to date; a line for each."""
+    if service is None and environment.has("DATABASE_DSN"):
+        raise Misconfigured("FATAL: DATABASE_DSN is set; name the service that it belongs to: refract migrate SERVICE")
+    names = [service] if service else [name for name, entry in SERVICES.items() if entry.has_database]
+    return [await _migrate_one(environment, name, data_dir) for name in names]
+
+
+async def _migrate_one(environment: Environment, name: str, data_dir: Path) -> str:
+    if not SERVICES[name].has_database:
+        return f"{name} has no database"
+    if environment.has("DATABASE_DSN"):
+        location: str | Path = environment.url("DATABASE_DSN", POSTGRESQL)
+    else:
+        directory = DataDirectory(data_dir)
+        directory.prepare()
+        location = directory.database(name)
+    before = await current_revision(location)
+    await apply_migrations(name, location)
+    head = head_revision(name)
+    return (
+        f"{name} is up to date at {head}" if before == head else f"{name} migrated from {before or 'nothing'} to {head}"
+    )
+
+
+async def dead_letters(environment: Environment, queue: str | None, limit: int, data_dir: Path) -> list[DeadLetter]:
+    """What was given up, of one queue or of all."""
+    names = [_known_queue(queue)] if queue else [each.name for each in QUEUES]
+    async with _bus(environment, data_dir) as bus:
+        return [letter for name in names for letter in await bus.dead_letters(name, limit)]
+
+
+async def replay_dead_letters(
+    environment: Environment, queue: str, message_ids: Collection[str] | None, data_dir: Path
+) -> int:
+    """Put dead letters back into their queue; returns how many."""
+    async with _bus(environment, data_dir) as bus:
+        return await bus.replay(_known_queue(queue), message_ids)
+
+
+async def replay_period(
+    environment: Environment, service: str, since: datetime, until: datetime, data_dir: Path
+) -> int:
+    """Have a service publish again what it announced in a period; returns how many rows."""
+    async with _database(environment, service, data_dir) as database:
+        return await replay_outbox(database, since, until)
+
+
+def _known_queue(name: str) -> str:
+    if name not in {queue.name for queue in QUEUES}:
+        known = ", ".join(queue.name for queue in QUEUES)
+        raise Misconfigured(f'FATAL: there is no queue "{name}"; expected one of {known}')
+    return name
+
+
+def _existing(file: Path) -> Path:
+    if not file.exists():
+        raise Misconfigured(f'FATAL: there is no instance in "{file.parent}"; name its place with --data-dir')
+    return file
+
+
+@asynccontextmanager
+async def _bus(environment: Environment, data_dir: Path) -> AsyncIterator[EventBus]:
+    """The bus of the distributed mode if the environment names one, else that of the instance in the directory."""
+    if environment.has("RABBITMQ_URL"):
+        from refract.runtime.distributed.event_bus import RabbitBus  # noqa: PLC0415
+
+        rabbit = RabbitBus(environment.url("RABBITMQ_URL", AMQP))
+        await rabbit.start()
+        try:
+            await rabbit.ping()
+            yield rabbit
+        finally:
+            await rabbit.close()
+    else:
+        from refract.runtime.embedded.event_bus import EmbeddedBus  # noqa: PLC0415
+
+        embedded = await EmbeddedBus.open(_existing(DataDirectory(data_dir).bus))
+        try:
+            yield embedded
+        finally:
+            await embedded.close()
+
+
+@asynccontextmanager
+async def _database(environment: Environment, service: str, data_dir: Path) -> AsyncIterator[Database]:
+    if environment.has("DATABASE_DSN"):
+        from refract.runtime.distributed.database import PostgresDatabase  # noqa: PLC0415
+
+        dsn = environment.url("DATABASE_DSN", POSTGRESQL)
+        database: Database = await PostgresDatabase.open(dsn, service=service, pauses=(0.0,))
+    else:
+        from refract.runtime.embedded.database import EmbeddedDatabase  # noqa: PLC0415
+
+        database = await EmbeddedDatabase.open(_existing(DataDirectory(data_dir).database(service)))
+    try:
+        yield database
+    finally:
+        await database.close()
