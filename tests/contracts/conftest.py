@@ -1,5 +1,6 @@
 """Fixtures of the ports' twins."""
 
 from tests.support.databases import database, database_location, empty_location
+from tests.support.things import things
 
-__all__ = ["database", "database_location", "empty_location"]
+__all__ = ["database", "database_location", "empty_location", "things"]

@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-import sqlite3
-import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -18,7 +15,6 @@ from refract.runtime.distributed import pool
 from refract.runtime.distributed.database import PAUSES, PostgresDatabase
 from refract.runtime.distributed.pool import ConnectionPool
 from refract.runtime.distributed.postgresql import connect
-from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
@@ -36,22 +32,6 @@ BACKENDS = Statement(
     "Lists the connections of this test's service.",
     "SELECT pid, query FROM pg_stat_activity WHERE application_name = 'refract-test' AND datname = current_database()",
 )
-
-WRITER = """
-import asyncio, sys
-from pathlib import Path
-from refract.runtime.embedded.database import EmbeddedDatabase
-from tests.faults.test_database_faults import ADD
-
-async def main():
-    database = await EmbeddedDatabase.open(Path(sys.argv[1]))
-    for number in range(int(sys.argv[2]), 10**9):
-        async with database.transaction() as tx:
-            await tx.execute(ADD, number=number)
-        print(number, flush=True)
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -370,92 +350,3 @@ async def _administer(server: PostgreSQL, statement: str) -> None:
     connection = await asyncpg.connect(server.address)
     await connection.execute(statement)
     await connection.close()
-
-
-# SQLite
-
-
-@pytest.fixture
-async def sqlite_file(tmp_path: Path) -> Path:
-    """A SQLite file with an empty table."""
-    path = tmp_path / "test.db"
-    database = await EmbeddedDatabase.open(path)
-    async with database.transaction() as tx:
-        await tx.execute(CREATE)
-    await database.close()
-    return path
-
-
-async def test_a_killed_writer_loses_nothing_it_acknowledged(sqlite_file: Path) -> None:
-    acknowledged: set[int] = set()
-    for first in (0, 1_000_000, 2_000_000):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WRITER, str(sqlite_file), str(first), stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        for _ in range(50):
-            acknowledged.add(int(await process.stdout.readline()))
-        process.kill()
-        rest = await process.stdout.read()
-        acknowledged.update(int(line) for line in rest.splitlines(keepends=True) if line.endswith(b"\n"))
-        await process.wait()
-    database = await EmbeddedDatabase.open(sqlite_file)
-    found = await numbers(database)
-    assert acknowledged - found == set()
-    assert len(found) <= len(acknowledged) + 3
-    await database.close()
-
-
-async def test_a_file_that_another_process_holds_is_unavailable_until_it_lets_go(
-    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("refract.runtime.embedded.sqlite_connections.BUSY_MILLISECONDS", 100)
-    database = await EmbeddedDatabase.open(sqlite_file)
-    holder = sqlite3.connect(sqlite_file, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Unavailable, match="locked"):
-        async with database.transaction() as tx:
-            await tx.execute(ADD, number=1)
-    assert await numbers(database) == set()
-    holder.execute("ROLLBACK")
-    holder.close()
-    async with database.transaction() as tx:
-        await tx.execute(ADD, number=2)
-    assert await numbers(database) == {2}
-    await database.close()
-
-
-async def test_the_loop_goes_on_while_a_transaction_waits_for_the_file(sqlite_file: Path) -> None:
-    database = await EmbeddedDatabase.open(sqlite_file)
-    holder = sqlite3.connect(sqlite_file, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-
-    async def write() -> None:
-        async with database.transaction() as tx:
-            await tx.execute(ADD, number=1)
-
-    writing = asyncio.create_task(write())
-    for _ in range(100):
-        assert await numbers(database) == set()
-    assert not writing.done()
-    holder.execute("COMMIT")
-    holder.close()
-    await writing
-    await database.close()
-
-
-async def test_commits_reach_the_disk(sqlite_file: Path) -> None:
-    database = await EmbeddedDatabase.open(sqlite_file)
-    async with database.transaction() as tx:
-        assert await tx.fetch(Statement("s", "Asks.", "PRAGMA synchronous")) == [{"synchronous": 2}]
-        assert await tx.fetch(Statement("j", "Asks.", "PRAGMA journal_mode")) == [{"journal_mode": "wal"}]
-        assert await tx.fetch(Statement("f", "Asks.", "PRAGMA foreign_keys")) == [{"foreign_keys": 1}]
-    await database.close()
-
-
-async def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
-    (tmp_path / "test.db").write_bytes(b"this is a letter, and no database" * 100)
-    with pytest.raises(Unavailable, match="not a database"):
-        await EmbeddedDatabase.open(tmp_path / "test.db")
-    with pytest.raises(Unavailable, match="cannot be opened"):
-        await EmbeddedDatabase.open(tmp_path / "no folder" / "test.db")

@@ -104,6 +104,27 @@ async def test_the_first_request_after_the_stop_is_the_last_of_its_connection() 
     assert seen == [b"/before", b"/last"]
 
 
+async def test_stop_does_not_wait_for_an_event_stream() -> None:
+    ended = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ended.set()
+
+    server = HttpServer(stream)
+    await server.start()
+    async with await Client.connect(server.port) as client:
+        await client.send(head("GET", "/"))
+        await client.reader.readuntil(b"data: 1\n\n")
+        async with asyncio.timeout(30):
+            await server.stop(grace=60)
+    assert ended.is_set()
+
+
 async def test_stop_cuts_what_outlives_the_grace_period() -> None:
     gate = Gate()
     server = HttpServer(gate)

@@ -24,6 +24,7 @@ Handle = Callable[[Transaction, Sequence[Event]], Awaitable[None]]
 ATTEMPTS = 5
 PRUNE_BATCH = 1000
 LONGEST_PAUSE = 5.0
+MAX_REASON = 1000
 
 MARK = Statement(
     "inbox_mark",
@@ -120,12 +121,11 @@ class Inbox:
                 await self.settle(reader, await reader.next_batch())
 
     async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> None:
-        """Handle a batch as one; what was delivered before, and what fails, is handled one by one."""
+        """Handle a batch as one; what fails by itself, or may have killed a reader before, is handled one by one."""
         letters = [letter for delivery in deliveries if (letter := await self._open(reader, delivery))]
         fresh = [letter for letter in letters if not letter.delivery.redelivered]
-        suspects = [letter for letter in letters if letter.delivery.redelivered]
-        if fresh and not await self._settled_together(reader, fresh):
-            suspects = fresh + suspects
+        suspects = await self._settle_together(reader, fresh) if fresh else []
+        suspects += [letter for letter in letters if letter.delivery.redelivered]
         for letter in suspects:
             await self._settle_alone(reader, letter)
 
@@ -137,55 +137,75 @@ class Inbox:
             return None
         return Letter(delivery, events)
 
-    async def _settled_together(self, reader: QueueReader, letters: Sequence[Letter]) -> bool:
-        """Whether a batch went through; a failure of its own means that its letters must be told apart."""
+    async def _settle_together(self, reader: QueueReader, letters: list[Letter]) -> list[Letter]:
+        """Handle letters as one, and in halves where that fails; returns those that fail by themselves."""
+        if await self._applied_together(letters):
+            await reader.acknowledge([letter.delivery for letter in letters])
+            return []
+        if len(letters) == 1:
+            return letters
+        middle = len(letters) // 2
+        failed = await self._settle_together(reader, letters[:middle])
+        return failed + await self._settle_together(reader, letters[middle:])
+
+    async def _applied_together(self, letters: Sequence[Letter]) -> bool:
         pause = 0.0
         while True:
             try:
                 await self._apply(letters)
             except Unavailable as error:
                 pause = await self._wait_for_dependency(error, pause)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises, the batch is retried one by one
-                logger.warning("batch failed; handling its messages one by one", extra={"error": repr(error)})
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises, the letter to blame will be found
+                logger.warning("batch failed; looking for the message", extra={"error": _reason(error)})
                 return False
             else:
-                await reader.acknowledge([letter.delivery for letter in letters])
                 return True
 
     async def _settle_alone(self, reader: QueueReader, letter: Letter) -> None:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
-        pause = 0.0
+        pause, counted = 0.0, False
         while True:
             try:
-                attempts, last_error = await self._count_attempt(letter)
+                if not counted:
+                    attempts, last_error = await self._count_attempt(letter)
+                    counted = True
                 if attempts > ATTEMPTS:
-                    reason = last_error or f"the reader died {ATTEMPTS} times while handling it"
-                    await self._bury(reader, letter.delivery, reason)
-                    return
+                    await self._run(FORGET_ATTEMPTS, letter)
+                    break
                 failure = await self._attempt(letter)
             except Unavailable as error:
+                counted = counted and not await self._uncounted(letter)
                 pause = await self._wait_for_dependency(error, pause)
                 continue
             if failure is None:
                 await reader.acknowledge([letter.delivery])
                 return
+            counted = False
             logger.warning("message failed", extra={"queue": self._queue.name, "attempt": attempts, "error": failure})
             await asyncio.sleep(min(LONGEST_PAUSE, 0.01 * 2**attempts))
+        await self._bury(reader, letter.delivery, last_error or f"the reader died {ATTEMPTS} times while handling it")
 
     async def _attempt(self, letter: Letter) -> str | None:
-        """What went wrong, if it was the message's fault. A dependency's fault is raised, and not counted."""
+        """What went wrong, if it was the message's fault. A dependency's fault is raised."""
         try:
-            await self._apply([letter])
+            await self._apply([letter], counted=True)
         except Unavailable:
-            await self._run(UNCOUNT_ATTEMPT, letter)
             raise
         except Exception as error:  # noqa: BLE001 - a message may fail in any way; the reason is kept with it
-            failure = f"{type(error).__name__}: {error}"
-            await self._run(NOTE_FAILURE, letter, error=failure[:1000])
+            failure = _reason(error)
+            await self._run(NOTE_FAILURE, letter, error=failure)
             return failure
         return None
 
-    async def _apply(self, letters: Sequence[Letter]) -> None:
+    async def _uncounted(self, letter: Letter) -> bool:
+        """Whether an attempt that was not the message's fault could be taken back; else it stands for the next one."""
+        try:
+            await self._run(UNCOUNT_ATTEMPT, letter)
+        except Unavailable:
+            return False
+        return True
+
+    async def _apply(self, letters: Sequence[Letter], *, counted: bool = False) -> None:
         """One transaction: mark the events that are new, and do what the reader does with them."""
         by_identity = {event.identity: event for letter in letters for event in letter.events}
         alone = len(letters) == 1 and len(by_identity) == 1
@@ -199,8 +219,8 @@ class Inbox:
                 new = [event for identity, event in by_identity.items() if identity in marked]
                 if new:
                     await self._handle(tx, new)
-                for letter in letters:
-                    if letter.delivery.redelivered or len(letters) == 1:
+                if counted:
+                    for letter in letters:
                         await tx.execute(FORGET_ATTEMPTS, **self._key(letter.delivery))
         self._handled.inc(len(new))
         self._repeated.inc(sum(len(letter.events) for letter in letters) - len(new))
@@ -221,8 +241,6 @@ class Inbox:
         while True:
             try:
                 await reader.bury(delivery, reason)
-                async with self._database.transaction() as tx:
-                    await tx.execute(FORGET_ATTEMPTS, **self._key(delivery))
                 break
             except (Unavailable, NotPublished) as error:
                 pause = await self._wait_for_dependency(error, pause)
@@ -233,13 +251,22 @@ class Inbox:
         )
 
     def _key(self, delivery: Delivery) -> dict[str, str]:
-        return {"reader": self._queue.name, "message_id": delivery.message.message_id}
+        return {"reader": self._queue.name, "message_id": _storable(delivery.message.message_id)}
 
     async def _wait_for_dependency(self, error: Exception, pause: float) -> float:
         pause = min(LONGEST_PAUSE, pause * 2 or 0.1)
         logger.warning("reader waits for a dependency", extra={"queue": self._queue.name, "error": str(error)})
         await asyncio.sleep(pause)
         return pause
+
+
+def _reason(error: Exception) -> str:
+    return _storable(f"{type(error).__name__}: {error}")[:MAX_REASON]
+
+
+def _storable(text: str) -> str:
+    """Text that comes from a message may hold what PostgreSQL does not keep."""
+    return text.encode(errors="replace").decode().replace("\x00", "\ufffd")
 
 
 async def prune_inbox(database: Database, before: datetime) -> int:

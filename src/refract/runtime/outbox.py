@@ -5,12 +5,13 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import TypeGuard
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, Unavailable
+from refract.kernel.errors import NotPublished, Unavailable, Unroutable
 from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
-from refract.runtime.ports import Database, EventBus, Row, Transaction
+from refract.runtime.ports import Database, EventBus, Reads, Row, Transaction
 from refract.runtime.statements import Statement
 
 logger = logging.getLogger("refract.outbox")
@@ -19,7 +20,11 @@ POLL_SECONDS = 2.0
 """The net under the wake-up call: how long a saved event waits at most when nobody called."""
 
 BATCH = 500
+RETRIES = 50
+"""How many rows that failed before are tried in one round, so that a heap of them leaves room for the others."""
+
 PRUNE_BATCH = 1000
+REPLAY_BATCH = 1000
 LONGEST_PAUSE = 30.0
 
 CLAIM = Statement(
@@ -28,7 +33,7 @@ CLAIM = Statement(
     """
     SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
     FROM outbox
-    WHERE published_at IS NULL AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
+    WHERE published_at IS NULL AND (attempts > 0) = :failed AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
     ORDER BY id
     LIMIT :batch
     FOR UPDATE SKIP LOCKED
@@ -36,7 +41,7 @@ CLAIM = Statement(
     sqlite="""
     SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
     FROM outbox
-    WHERE published_at IS NULL AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
+    WHERE published_at IS NULL AND (attempts > 0) = :failed AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
     ORDER BY id
     LIMIT :batch
     """,
@@ -68,12 +73,17 @@ PRUNE = Statement(
 )
 REPLAY = Statement(
     "outbox_replay",
-    "Makes published rows of a period unpublished again; readers that handled them will recognise them.",
+    "Makes one batch of published rows of a period unpublished again; readers that handled them will recognise them.",
     """
     UPDATE outbox SET published_at = NULL, attempts = 0, next_attempt_at = NULL
-    WHERE id >= :since AND id < :until AND published_at IS NOT NULL
+    WHERE id IN (
+        SELECT id FROM outbox WHERE id > :after AND id < :until AND published_at IS NOT NULL ORDER BY id LIMIT :batch
+    )
+    RETURNING id
     """,
 )
+
+Outcome = tuple[Row, NotPublished | None]
 
 
 class Relay:
@@ -85,20 +95,21 @@ class Relay:
         self._clock = clock
         self._published = metrics.outbox_published.labels(service)
         self._failed = metrics.outbox_failed.labels(service)
+        self._batch = BATCH
 
     async def run(self) -> None:
         """Publish as rows come, for ever. A server that is away is waited for, with growing pauses."""
         pause = 0.0
         while True:
             try:
-                taken = await self.move()
+                more = await self.move()
             except (Unavailable, NotPublished) as error:
                 pause = min(POLL_SECONDS, pause * 2 or 0.1)
                 logger.warning("outbox publish failed; will retry", extra={"error": str(error)})
                 await asyncio.sleep(pause)
                 continue
             pause = 0.0
-            if taken < BATCH:
+            if not more:
                 await self._database.announced(POLL_SECONDS)
 
     async def drain(self) -> None:
@@ -109,63 +120,92 @@ class Relay:
         except (Unavailable, NotPublished) as error:
             logger.warning("outbox not drained; the rest is sent after the next start", extra={"error": str(error)})
 
-    async def move(self) -> int:
-        """Publish one batch; returns how many rows were taken. Raises when the bus or the database is away."""
-        async with self._claimed() as (rows, tx):
-            if not rows:
-                return 0
-            outcomes = await self._publish(rows)
+    async def move(self) -> bool:
+        """Publish one batch; returns whether more may be due. Raises when the bus or the database is away."""
+        await self._bus.ping()  # first of all, so that no row is held or touched while the bus is away
+        limit = self._batch
+        async with self._claimed(limit) as (fresh, failed, tx):
+            outcomes = await self._publish(fresh, failed)
             if tx is not None:
-                await self._settle(tx, rows, outcomes)
-                return len(rows)
-        # The embedded twin has one writer: it must not be held while the bus writes.
-        async with self._database.transaction() as tx:
-            await self._settle(tx, rows, outcomes)
-        return len(rows)
+                await self._settle(tx, outcomes)
+        if tx is None and outcomes:
+            # The embedded twin has one writer: it must not be held while the bus writes.
+            async with self._database.transaction() as tx:
+                await self._settle(tx, outcomes)
+        self._report(outcomes)
+        return len(fresh) == limit or len(failed) == RETRIES or len(outcomes) < len(fresh) + len(failed)
 
     @asynccontextmanager
-    async def _claimed(self) -> AsyncIterator[tuple[Sequence[Row], Transaction | None]]:
-        """Rows to publish, locked against other relays where there can be others."""
-        parameters = {"now": self._clock.now(), "batch": BATCH}
+    async def _claimed(self, limit: int) -> AsyncIterator[tuple[list[Row], list[Row], Transaction | None]]:
+        """New rows, and rows that failed before and are due, locked against other relays where there can be others."""
         if self._database.dialect == "sqlite":
-            yield await self._database.fetch(CLAIM, **parameters), None
+            yield *await self._claim(self._database, limit), None
             return
         async with self._database.transaction() as tx:
-            yield await tx.fetch(CLAIM, **parameters), tx
+            yield *await self._claim(tx, limit), tx
 
-    async def _publish(self, rows: Sequence[Row]) -> list[NotPublished | None]:
-        """The outcome of each row. One that failed before travels alone, so that it cannot take neighbours along."""
-        outcomes: dict[str, NotPublished | None] = {}
-        fresh = [row for row in rows if not row["attempts"]]
-        if fresh:
-            sent = await self._bus.publish_all([_message(row) for row in fresh])
-            outcomes.update(zip((row["id"] for row in fresh), sent, strict=True))
-        for row in rows:
-            if row["attempts"]:
-                [outcomes[row["id"]]] = await self._bus.publish_all([_message(row)])
-        if not any(outcome is None for outcome in outcomes.values()):
-            # Nothing went through: if the bus is away, that is not the rows' fault and must not put them off.
-            await self._bus.ping()
-        return [outcomes[row["id"]] for row in rows]
-
-    async def _settle(self, tx: Transaction, rows: Sequence[Row], outcomes: Sequence[NotPublished | None]) -> None:
+    async def _claim(self, database: Reads, limit: int) -> tuple[list[Row], list[Row]]:
         now = self._clock.now()
-        published = [row["id"] for row, outcome in zip(rows, outcomes, strict=True) if outcome is None]
+        return (
+            await database.fetch(CLAIM, failed=False, now=now, batch=limit),
+            await database.fetch(CLAIM, failed=True, now=now, batch=RETRIES),
+        )
+
+    async def _publish(self, fresh: Sequence[Row], failed: Sequence[Row]) -> list[Outcome]:
+        """What became of the rows. One that failed before travels alone, so that it cannot take others along."""
+        outcomes = await self._publish_together(fresh)
+        for row in failed:
+            [outcome] = await self._bus.publish_all([_message(row)])
+            outcomes.append((row, outcome))
+            if _may_be_the_bus(outcome):
+                break  # whoever comes next would only wait for the same timeout
+        return outcomes
+
+    async def _publish_together(self, rows: Sequence[Row]) -> list[Outcome]:
+        if not rows:
+            return []
+        sent = await self._bus.publish_all([_message(row) for row in rows])
+        trouble = [outcome for outcome in sent if _may_be_the_bus(outcome)]
+        if len(rows) == len(trouble) > 1:
+            # Either the bus went away, which is no fault of any row, or one of them breaks the connection for all:
+            # smaller and smaller batches find it, while nothing is put off.
+            self._batch = len(rows) // 2
+            raise trouble[0]
+        self._batch = min(BATCH, self._batch * 2)
+        return list(zip(rows, sent, strict=True))
+
+    async def _settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> None:
+        now = self._clock.now()
+        published = [row["id"] for row, outcome in outcomes if outcome is None]
         if published:
             await tx.execute(MARK, now=now, ids=published)
-            self._published.inc(len(published))
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome is not None:
-                await self._postpone(tx, row, outcome, now)
+        failures = [
+            {"id": row["id"], "next": now + _pause(row["attempts"]), "error": str(outcome)}
+            for row, outcome in outcomes
+            if outcome is not None
+        ]
+        if failures:
+            await tx.execute_many(POSTPONE, failures)
 
-    async def _postpone(self, tx: Transaction, row: Row, outcome: NotPublished, now: datetime) -> None:
-        pause = min(LONGEST_PAUSE, 0.5 * 2 ** min(row["attempts"], 10))
-        await tx.execute(POSTPONE, id=row["id"], next=now + timedelta(seconds=pause), error=str(outcome))
-        self._failed.inc()
-        logger.warning(
-            "event not published; will retry",
-            extra={"event_type": row["event_type"], "event_id": row["message_id"], "error": str(outcome)},
-        )
+    def _report(self, outcomes: Sequence[Outcome]) -> None:
+        for row, outcome in outcomes:
+            if outcome is None:
+                self._published.inc()
+                continue
+            self._failed.inc()
+            logger.warning(
+                "event not published; will retry",
+                extra={"event_type": row["event_type"], "event_id": row["message_id"], "error": str(outcome)},
+            )
+
+
+def _may_be_the_bus(outcome: NotPublished | None) -> TypeGuard[NotPublished]:
+    """Whether a failure can be the bus's fault. Where no queue takes a message, the bus has answered."""
+    return outcome is not None and not isinstance(outcome, Unroutable)
+
+
+def _pause(attempts: int) -> timedelta:
+    return timedelta(seconds=min(LONGEST_PAUSE, 0.5 * 2 ** min(attempts, 10)))
 
 
 def _message(row: Row) -> Message:
@@ -198,8 +238,15 @@ async def prune_outbox(database: Database, before: datetime) -> int:
 
 async def replay_outbox(database: Database, since: datetime, until: datetime) -> int:
     """Send again what was announced in a period; returns how many rows. Readers recognise what they handled."""
-    async with database.transaction() as tx:
-        return await tx.execute(REPLAY, since=_first_id_at(since), until=_first_id_at(until))
+    replayed = 0
+    after, end = _first_id_at(since), _first_id_at(until)
+    while True:
+        async with database.transaction() as tx:
+            rows = await tx.fetch(REPLAY, after=after, until=end, batch=REPLAY_BATCH)
+        replayed += len(rows)
+        if len(rows) < REPLAY_BATCH:
+            return replayed
+        after = max(row["id"] for row in rows)
 
 
 def _first_id_at(moment: datetime) -> str:

@@ -287,6 +287,8 @@ class Connection(TurnTaking):
             return
         last = self._turns[-1]
         if isinstance(last, Exchange):
+            if last.is_stream:
+                self.transport.close()  # it would never end by itself, and its reader comes again elsewhere
             last.keep_alive = False
         else:
             last.closes = True

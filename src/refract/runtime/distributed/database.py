@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from refract.kernel.errors import Unavailable
 from refract.runtime.distributed.listening import Listener
 from refract.runtime.distributed.pool import ConnectionPool
-from refract.runtime.distributed.postgresql import bound, check_dsn, check_value, connect, rows_touched, translated
+from refract.runtime.distributed.postgresql import bound, check_dsn, check_values, connect, rows_touched, translated
 from refract.runtime.environment import without_credentials
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
@@ -144,8 +144,11 @@ class PostgresTransaction(Outgoing):
 
     async def insert_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write many rows with COPY."""
+        records = list(rows)  # what the caller's generator raises is the caller's own
         async with self._step(f"insert_many {table}"):
-            await self._connection.copy_records_to_table(table, columns=columns, records=map(_checked, rows))
+            for record in records:
+                check_values(record)
+            await self._connection.copy_records_to_table(table, columns=columns, records=records)
 
     async def commit(self) -> None:
         """Keep everything; who announced something wakes the relays, which hear of it with the commit."""
@@ -172,9 +175,3 @@ class PostgresTransaction(Outgoing):
         if messages:
             columns = zip(*outbox_rows(messages), strict=True)
             await self._connection.execute(_INSERT_OUTBOX, *map(list, columns))
-
-
-def _checked(row: Sequence[Any]) -> Sequence[Any]:
-    for value in row:
-        check_value(value)
-    return row

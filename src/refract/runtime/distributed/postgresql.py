@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -99,15 +99,15 @@ def bound(statement: Statement, parameters: Mapping[str, Any]) -> tuple[str, lis
         values = [parameters[name] for name in names]
     except KeyError as missing:
         raise StatementFailed(statement.name, f"parameter {missing} is missing") from None
-    for value in values:
-        check_value(value)
+    check_values(values)
     return sql, values
 
 
-def check_value(value: Any) -> None:
+def check_values(values: Iterable[Any]) -> None:
     """Refuse a moment without a zone, which asyncpg would take for local time."""
-    if type(value) is datetime and value.tzinfo is None:
-        raise Invalid("a moment needs its time zone")
+    for value in values:
+        if type(value) is datetime and value.tzinfo is None:
+            raise Invalid("a moment needs its time zone")
 
 
 @contextmanager

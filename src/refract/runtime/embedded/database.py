@@ -165,10 +165,9 @@ class EmbeddedTransaction(Outgoing):
 
 def _connections(path: Path) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
     try:
-        writer = sqlite.connect(path, writes=True)
+        return sqlite.connect(path, writes=True), [sqlite.connect(path, writes=False) for _ in range(READERS)]
     except sqlite3.Error as error:
         raise Unavailable("database", f"{path.name} cannot be opened: {error}") from error
-    return writer, [sqlite.connect(path, writes=False) for _ in range(READERS)]
 
 
 def _step(messages: Sequence[Message], work: Work[T], connection: sqlite3.Connection) -> T:

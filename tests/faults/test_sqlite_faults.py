@@ -1,0 +1,123 @@
+"""SQLite files whose writer is killed, that another process holds, or that are no databases at all."""
+
+import asyncio
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from refract.kernel.errors import Unavailable
+from refract.runtime.embedded.database import EmbeddedDatabase
+from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
+
+CREATE = Statement("create", "Makes a table.", "CREATE TABLE numbers (number INTEGER PRIMARY KEY)")
+ADD = Statement("add", "Adds a number.", "INSERT INTO numbers (number) VALUES (:number)")
+ALL = Statement("all", "Reads the numbers.", "SELECT number FROM numbers")
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from refract.runtime.embedded.database import EmbeddedDatabase
+from tests.faults.test_sqlite_faults import ADD
+
+async def main():
+    database = await EmbeddedDatabase.open(Path(sys.argv[1]))
+    for number in range(int(sys.argv[2]), 10**9):
+        async with database.transaction() as tx:
+            await tx.execute(ADD, number=number)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def numbers(database: Database) -> set[int]:
+    return {row["number"] for row in await database.fetch(ALL)}
+
+
+@pytest.fixture
+async def sqlite_file(tmp_path: Path) -> Path:
+    """A SQLite file with an empty table."""
+    path = tmp_path / "test.db"
+    database = await EmbeddedDatabase.open(path)
+    async with database.transaction() as tx:
+        await tx.execute(CREATE)
+    await database.close()
+    return path
+
+
+async def test_a_killed_writer_loses_nothing_it_acknowledged(sqlite_file: Path) -> None:
+    acknowledged: set[int] = set()
+    for first in (0, 1_000_000, 2_000_000):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WRITER, str(sqlite_file), str(first), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        for _ in range(50):
+            acknowledged.add(int(await process.stdout.readline()))
+        process.kill()
+        rest = await process.stdout.read()
+        acknowledged.update(int(line) for line in rest.splitlines(keepends=True) if line.endswith(b"\n"))
+        await process.wait()
+    database = await EmbeddedDatabase.open(sqlite_file)
+    found = await numbers(database)
+    assert acknowledged - found == set()
+    assert len(found) <= len(acknowledged) + 3
+    await database.close()
+
+
+async def test_a_file_that_another_process_holds_is_unavailable_until_it_lets_go(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refract.runtime.embedded.sqlite_connections.BUSY_MILLISECONDS", 100)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    holder = sqlite3.connect(sqlite_file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="locked"):
+        async with database.transaction() as tx:
+            await tx.execute(ADD, number=1)
+    assert await numbers(database) == set()
+    holder.execute("ROLLBACK")
+    holder.close()
+    async with database.transaction() as tx:
+        await tx.execute(ADD, number=2)
+    assert await numbers(database) == {2}
+    await database.close()
+
+
+async def test_the_loop_goes_on_while_a_transaction_waits_for_the_file(sqlite_file: Path) -> None:
+    database = await EmbeddedDatabase.open(sqlite_file)
+    holder = sqlite3.connect(sqlite_file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            await tx.execute(ADD, number=1)
+
+    writing = asyncio.create_task(write())
+    for _ in range(100):
+        assert await numbers(database) == set()
+    assert not writing.done()
+    holder.execute("COMMIT")
+    holder.close()
+    await writing
+    await database.close()
+
+
+async def test_commits_reach_the_disk(sqlite_file: Path) -> None:
+    database = await EmbeddedDatabase.open(sqlite_file)
+    async with database.transaction() as tx:
+        assert await tx.fetch(Statement("s", "Asks.", "PRAGMA synchronous")) == [{"synchronous": 2}]
+        assert await tx.fetch(Statement("j", "Asks.", "PRAGMA journal_mode")) == [{"journal_mode": "wal"}]
+        assert await tx.fetch(Statement("f", "Asks.", "PRAGMA foreign_keys")) == [{"foreign_keys": 1}]
+    await database.close()
+
+
+async def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+    (tmp_path / "test.db").write_bytes(b"this is a letter, and no database" * 100)
+    with pytest.raises(Unavailable, match="not a database"):
+        await EmbeddedDatabase.open(tmp_path / "test.db")
+    with pytest.raises(Unavailable, match="cannot be opened"):
+        await EmbeddedDatabase.open(tmp_path / "no folder" / "test.db")

@@ -1,0 +1,210 @@
+"""Seven processes over real servers: names, readiness, correlation, and an end that comes in time."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import msgspec
+import pytest
+
+from refract.apps.directory import SERVICES
+from tests.support.commands import Running, environment_without, refract, running
+from tests.support.servers import PostgreSQL, RabbitMQ, Redis
+from tests.support.servers.places import free_port
+from tests.support.stack import Stack, create_databases, health, variables
+from tests.support.stack import running as stack_running
+from tests.support.waiting import eventually
+
+
+async def drop_databases(dsn: str, names: list[str]) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        for name in names:
+            await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="module")
+def environments(postgres_dsn: str, redis_address: str, rabbitmq_url: str) -> Iterator[dict[str, dict[str, str]]]:
+    """The environment of each service on free ports and fresh databases."""
+    prefix = f"journey_{secrets.token_hex(4)}_"
+    databases = asyncio.run(create_databases(postgres_dsn, prefix))
+    servers = {
+        PostgreSQL.variable: postgres_dsn,
+        Redis.variable: redis_address,
+        RabbitMQ.variable: rabbitmq_url,
+    }
+    yield variables(servers, {name: free_port() for name in SERVICES}, databases)
+    asyncio.run(drop_databases(postgres_dsn, [urlsplit(dsn).path[1:] for dsn in databases.values()]))
+
+
+def ports_of(environments: dict[str, dict[str, str]]) -> dict[str, int]:
+    return {name: int(values["PORT"]) for name, values in environments.items()}
+
+
+@pytest.fixture(scope="module")
+def stack(
+    environments: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stack, Path]]:
+    logs = tmp_path_factory.mktemp("stack")
+    with stack_running(environments, ports_of(environments), logs=logs) as started:
+        yield started, logs
+
+
+def read_log(logs: Path, name: str) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in (logs / f"{name}.log").read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_answers_with_its_name(stack: tuple[Stack, Path], name: str) -> None:
+    assert health(stack[0].address(name)) == f'{{"status":"ok","service":"{SERVICES[name].wire_name}"}}'
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_is_ready(stack: tuple[Stack, Path], name: str) -> None:
+    started = Running(stack[0].processes[name], stack[0].address(name), stack[1])
+    status, body = started.get("/ready")
+    expected = {"bus" if need == "bus" else need for need in SERVICES[name].needs}
+    assert status == 200, body
+    assert msgspec.json.decode(body)["checks"] == dict.fromkeys(expected, "ok")
+
+
+async def test_a_request_is_one_story_in_two_logs(stack: tuple[Stack, Path]) -> None:
+    started, logs = stack
+    gateway = Running(started.processes["gateway"], started.address("gateway"), logs)
+    answer = await asyncio.to_thread(gateway.get, "/r/absent", {"X-Correlation-ID": "journey-2"})
+    assert answer[0] == 404
+
+    def story(name: str) -> list[dict[str, Any]]:
+        return [line for line in read_log(logs, name) if line["correlation_id"] == "journey-2"]
+
+    for name, path in (("gateway", "/r/absent"), ("links", "/absent")):
+        [line] = await eventually(lambda name=name: story(name))  # type: ignore[misc]
+        assert (line["service"], line["path"], line["status"]) == (SERVICES[name].wire_name, path, 404)
+
+
+def test_metrics_are_inside(stack: tuple[Stack, Path]) -> None:
+    started, logs = stack
+    links = Running(started.processes["links"], started.address("links"), logs)
+    gateway = Running(started.processes["gateway"], started.address("gateway"), logs)
+    assert b"outbox_pending" in links.get("/metrics")[1]
+    assert gateway.get("/metrics")[0] == 404
+
+
+def test_the_bus_has_the_queues_of_the_specification(stack: tuple[Stack, Path], rabbitmq_url: str) -> None:
+    listed = refract("dead", "list", variables={"RABBITMQ_URL": rabbitmq_url})
+    assert (listed.returncode, listed.stdout) == (0, "No dead letters.\n"), listed.stderr
+
+
+def test_the_doctor_finds_everything_in_order(
+    stack: tuple[Stack, Path], environments: dict[str, dict[str, str]]
+) -> None:
+    for name in ("links", "gateway"):
+        seen = refract("doctor", variables=environments[name])
+        assert seen.returncode == 0, seen.stdout
+        assert "wrong" not in seen.stdout
+    assert '{"status":"ok","service":"project-service"}' in seen.stdout
+
+
+def test_all_of_it_stops_within_ten_seconds(
+    environments: dict[str, dict[str, str]], tmp_path: Path, stack: tuple[Stack, Path]
+) -> None:
+    fresh = {name: values | {"PORT": str(free_port())} for name, values in environments.items()}
+    with stack_running(fresh, ports_of(fresh), logs=tmp_path) as second:
+        begun = time.monotonic()
+        statuses = second.stop()
+        assert time.monotonic() - begun < 10
+    assert statuses == dict.fromkeys(SERVICES, 0)
+
+
+REQUIRED = [
+    (name, variable)
+    for name, entry in SERVICES.items()
+    for variable in (
+        "PORT",
+        "SERVICE_NAME",
+        "JWT_SECRET",
+        *(
+            {"database": "DATABASE_DSN", "bus": "RABBITMQ_URL", "redis": "REDIS_ADDR"}[need]
+            for need in sorted(entry.needs)
+        ),
+    )
+]
+REQUIRED += [("gateway", entry.url_variable) for entry in SERVICES.values() if entry.url_variable]
+
+
+@pytest.mark.parametrize(("name", "variable"), REQUIRED)
+def test_a_missing_variable_ends_it(environments: dict[str, dict[str, str]], name: str, variable: str) -> None:
+    ended = refract("run", name, variables=environment_without(environments[name], variable))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f'FATAL: required environment variable "{variable}" is not set\n'
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PORT", "http"),
+        ("SERVICE_NAME", "url"),
+        ("JWT_SECRET", "short"),
+        ("DATABASE_DSN", "mysql://user:hunter2@db/links"),
+        ("RABBITMQ_URL", "hunter2"),
+        ("REDIS_ADDR", "redis"),
+        ("LOG_LEVEL", "trace"),
+        ("TRUSTED_PROXIES", "proxy"),
+        ("METRICS_ADDR", "on"),
+        ("OUTBOX_RETENTION_DAYS", "a week"),
+        ("REDIS_STATE_DB", "99"),
+        ("JWT_SECRET_PREVIOUS", "hunter2"),
+    ],
+)
+def test_a_wrong_variable_is_one_line(environments: dict[str, dict[str, str]], variable: str, value: str) -> None:
+    ended = refract("run", "links", variables=environments["links"] | {variable: value})
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f'FATAL: environment variable "{variable}" is ')
+    assert "; expected " in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "hunter2" not in ended.stderr
+
+
+def test_a_wrong_service_is_one_line(environments: dict[str, dict[str, str]]) -> None:
+    ended = refract("run", "liks", variables=environments["links"])
+    assert ended.returncode == 1
+    assert ended.stderr.startswith('FATAL: there is no service "liks"; expected one of links, ')
+
+
+def test_a_database_that_is_not_there_ends_it_after_five_attempts(environments: dict[str, dict[str, str]]) -> None:
+    nowhere = f"postgres://user:hunter2@127.0.0.1:{free_port()}/nowhere"
+    ended = refract("run", "links", variables=environments["links"] | {"DATABASE_DSN": nowhere})
+    assert ended.returncode == 1
+    assert "failed after 5 attempts" in ended.stderr
+    assert "hunter2" not in ended.stdout + ended.stderr
+    assert ended.stdout.count("DB connection attempt failed") == 5
+
+
+def test_redis_and_the_broker_may_come_later(environments: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    port = free_port()
+    redis, broker = Redis(), RabbitMQ()
+    values = environments["projects"] | {
+        "PORT": str(port),
+        "REDIS_ADDR": redis.address,
+        "RABBITMQ_URL": broker.address,
+    }
+    with (
+        running("run", "projects", address=f"http://127.0.0.1:{port}", folder=tmp_path, variables=values) as service,
+        redis,
+        broker,
+    ):
+        deadline = time.monotonic() + 30
+        while service.get("/ready")[0] != 200:
+            assert time.monotonic() < deadline, service.get("/ready")
+            time.sleep(0.1)
+        warnings = [line["msg"] for line in service.log if line["level"] == "warn"]
+        assert service.stop() == 0
+    assert "redis unavailable; cache disabled" in warnings
+    assert "rabbitmq unavailable; will retry in background" in warnings

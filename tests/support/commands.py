@@ -1,0 +1,112 @@
+"""The `refract` command as a process of its own: run to its end, or kept running while a test looks at it."""
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.support.stack import inherited
+
+COMMAND = (sys.executable, "-m", "refract.apps.cli")
+
+
+def refract(
+    *arguments: str, variables: Mapping[str, str] | None = None, timeout: float = 30
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env={**inherited(), **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@dataclass
+class Running:
+    """A process that listens, with its output in two files."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    folder: Path
+
+    @property
+    def said(self) -> str:
+        """What it told the person who started it."""
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """Its log, line by line."""
+        lines = (self.folder / "stdout").read_bytes().splitlines()
+        return [msgspec.json.decode(line) for line in lines]
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """Status and body of a request."""
+        request = urllib.request.Request(f"{self.address}{path}", headers=dict(headers or {}))
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, within: float = 10) -> int:
+        """Send a signal and wait for the end; its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(within)
+
+
+@contextmanager
+def running(
+    *arguments: str, address: str, folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Start a command that listens at an address, and wait until it answers there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            env={**inherited(), **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=folder,
+        )
+    started = Running(process, address, folder)
+    try:
+        _wait_until_it_answers(started)
+        yield started
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_it_answers(started: Running, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            started.get("/health")
+        except OSError:
+            ended = started.process.poll()
+            assert ended is None, f"ended with status {ended}: {started.said}"
+            assert time.monotonic() < deadline, f"no answer within {seconds:g} s: {started.said}"
+            time.sleep(0.02)
+        else:
+            return
+
+
+def environment_without(variables: Mapping[str, str], name: str) -> dict[str, str]:
+    """The same variables less one."""
+    return {key: value for key, value in variables.items() if key != name}
