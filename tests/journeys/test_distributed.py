@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -85,7 +86,7 @@ async def test_a_request_is_one_story_in_two_logs(stack: tuple[Stack, Path]) -> 
         return [line for line in read_log(logs, name) if line["correlation_id"] == "journey-2"]
 
     for name, path in (("gateway", "/r/absent"), ("links", "/absent")):
-        [line] = await eventually(lambda name=name: story(name))  # type: ignore[misc]
+        [line] = await eventually(partial(story, name))
         assert (line["service"], line["path"], line["status"]) == (SERVICES[name].wire_name, path, 404)
 
 

@@ -59,7 +59,7 @@ def test_only_one_process_at_a_time(directory: DataDirectory) -> None:
 
 def test_a_place_that_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Misconfigured, match='FATAL: data directory ".*" cannot be used: Not a directory'):
+    with pytest.raises(Misconfigured, match=r'FATAL: data directory ".*" cannot be used: Not a directory'):
         DataDirectory(tmp_path / "file" / "data").prepare()
 
 

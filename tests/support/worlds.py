@@ -1,0 +1,174 @@
+"""A small world of one mode: a migrated database, a bus, and what relays and readers of a test do between them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from refract.kernel.clock import Clock
+from refract.kernel.events import Event, EventDecoder, LinkEvent
+from refract.runtime.inbox import Handle, Inbox
+from refract.runtime.messages import DeadLetter, Message, Queue
+from refract.runtime.metrics import Metrics
+from refract.runtime.migrations import migrate
+from refract.runtime.outbox import Relay
+from refract.runtime.ports import Database, EventBus, Row, Transaction
+from refract.runtime.statements import Statement
+from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
+from tests.support.clocks import ManualClock
+from tests.support.databases import Location, open_database
+
+MODES = ("embedded", "distributed")
+
+CREATE_EFFECTS = Statement("create_effects", "Makes the table.", "CREATE TABLE effects (number INTEGER NOT NULL)")
+ADD_EFFECT = Statement("add_effect", "Notes a number.", "INSERT INTO effects (number) VALUES (:number)")
+EFFECTS = Statement("effects", "Reads the numbers.", "SELECT number FROM effects ORDER BY number")
+OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY id")
+INBOX = Statement("inbox", "Reads the marks.", "SELECT * FROM inbox ORDER BY event_id")
+ATTEMPTS = Statement("attempts", "Reads the attempts.", "SELECT * FROM inbox_attempts")
+
+
+class Noted(LinkEvent, frozen=True, kw_only=True, tag="test.noted"):
+    """An event with a number, which the readers of these tests write down."""
+
+    number: int
+
+
+def noted(number: int, *, event_id: str | None = None, correlation_id: str = "") -> Noted:
+    """An event with an id of its own."""
+    return Noted(
+        occurred_at=datetime.now(UTC),
+        event_id=Noted.new_id() if event_id is None else event_id,
+        correlation_id=correlation_id,
+        number=number,
+    )
+
+
+async def add_effects(tx: Transaction, events: Sequence[Event]) -> None:
+    """Write the numbers down; nothing in the table keeps a number from being there twice."""
+    await tx.execute_many(ADD_EFFECT, [{"number": event.number} for event in events if isinstance(event, Noted)])
+
+
+@dataclass
+class World:
+    """One database and one bus, and what stands between them."""
+
+    location: Location
+    buses: Buses
+    database: Database
+    bus: EventBus
+    clock: Clock
+    queue: Queue
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def relay(self, *, bus: EventBus | None = None, database: Database | None = None) -> Relay:
+        """A relay of this world."""
+        return Relay(
+            "test",
+            database=database or self.database,
+            bus=bus or self.bus,
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+
+    def inbox(
+        self, handle: Handle = add_effects, *, bus: EventBus | None = None, database: Database | None = None
+    ) -> Inbox:
+        """A reader of this world's queue."""
+        return Inbox(
+            self.queue,
+            EventDecoder(Noted),
+            handle,
+            database=database or self.database,
+            bus=bus or self.bus,
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+
+    def message(self, event: Event, *, mandatory: bool = True) -> Message:
+        """The event on its way to this world's own exchange."""
+        return replace(Message.of(event), exchange=self.buses.exchange, mandatory=mandatory)
+
+    async def announce(self, *events: Event) -> None:
+        """Save events in one transaction."""
+        await self.post(*map(self.message, events))
+
+    async def post(self, *messages: Message) -> None:
+        """Save messages in one transaction."""
+        async with self.database.transaction() as tx:
+            await tx.post(*messages)
+
+    async def publish(self, *events: Event) -> None:
+        """Publish events past the outbox; all of them are taken."""
+        assert await self.bus.publish_all(list(map(self.message, events))) == [None] * len(events)
+
+    async def outbox(self) -> list[Row]:
+        """The rows of the outbox in the order of their ids."""
+        return await self.database.fetch(OUTBOX)
+
+    async def unpublished(self) -> int:
+        """How many rows wait."""
+        return sum(row["published_at"] is None for row in await self.outbox())
+
+    async def effects(self) -> list[int]:
+        """The numbers that were written down, sorted."""
+        return [row["number"] for row in await self.database.fetch(EFFECTS)]
+
+    async def marks(self) -> list[Row]:
+        """What was handled."""
+        return await self.database.fetch(INBOX)
+
+    async def attempts(self) -> list[Row]:
+        """What was counted."""
+        return await self.database.fetch(ATTEMPTS)
+
+    async def dead(self) -> list[DeadLetter]:
+        """The dead letters of this world's queue."""
+        return await self.bus.dead_letters(self.queue.name, 1_000)
+
+    def counted(self, name: str, **labels: str) -> float:
+        """The value of a metric."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def buses_for(mode: str, request: pytest.FixtureRequest, folder: Path) -> Buses:
+    """Where the buses of a mode meet."""
+    return EmbeddedBuses(folder) if mode == "embedded" else RabbitBuses(request.getfixturevalue("rabbitmq_url"))
+
+
+@asynccontextmanager
+async def open_world(
+    location: Location, buses: Buses, *, clock: Clock | None = None, prefetch: int = 500
+) -> AsyncIterator[World]:
+    """A world on an empty database; its queue is named and not yet declared."""
+    await migrate("links", location)
+    database = await open_database(location)
+    async with database.transaction() as tx:
+        await tx.execute(CREATE_EFFECTS)
+    queue = buses.queue("reader", Noted.routing_key(), prefetch=prefetch)
+    yield World(location, buses, database, await buses.open(), clock or ManualClock(datetime.now(UTC)), queue)
+    await buses.close()
+    await database.close()
+
+
+@asynccontextmanager
+async def running(*runs: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run tasks that never end for the time of the block; one that failed by then fails the test."""
+
+    async def run(task: Callable[[], Awaitable[None]]) -> None:
+        await task()
+
+    tasks = [asyncio.create_task(run(one)) for one in runs]
+    try:
+        yield
+    finally:
+        died = [task for task in tasks if task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in died:
+        task.result()
