@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from refract.kernel.errors import NotPublished
+from refract.kernel.errors import NotPublished, Unavailable
 from refract.kernel.ids import new_event_id
-from refract.runtime import outbox
+from refract.runtime import keeping, outbox
 from refract.runtime.correlation import correlated
 from refract.runtime.keeping import INBOX_MARGIN, Keeper
 from refract.runtime.messages import Message
 from refract.runtime.outbox import pending_in_outbox, prune_outbox, replay_outbox
-from refract.runtime.ports import Database, EventBus, QueueReader
+from refract.runtime.ports import Database, QueueReader
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import OUTBOX_COLUMNS
 from tests.support.buses import bodies, drain
@@ -54,9 +55,7 @@ def location(mode: str, request: pytest.FixtureRequest, tmp_path: Path) -> Locat
 
 
 @pytest.fixture
-async def world(
-    mode: str, location: Location, request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[World]:
+async def world(mode: str, location: Location, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     """A database and a bus, without a reader."""
     async with open_world(location, buses_for(mode, request, tmp_path)) as world:
         yield world
@@ -101,10 +100,7 @@ class TestRelay:
 
     async def test_never_sends_what_was_rolled_back(self, world: World, reader: QueueReader) -> None:
         with pytest.raises(SomethingWrong):
-            async with world.database.transaction() as tx:
-                await tx.post(world.message(noted(1)))
-                await tx.fetch(ROW_ID, message_id="so that it is written")
-                raise SomethingWrong
+            await _fail_after_announcing(world)
         kept = world.message(noted(2))
         await world.post(kept)
         await world.relay().drain()
@@ -153,6 +149,13 @@ class TestRelay:
         await world.announce(*map(noted, range(95)))
         await world.relay().drain()
         assert await world.unpublished() == 0
+
+
+async def _fail_after_announcing(world: World) -> None:
+    async with world.database.transaction() as tx:
+        await tx.post(world.message(noted(1)))
+        await tx.fetch(ROW_ID, message_id="so that it is written")
+        raise SomethingWrong
 
 
 class TestUnroutable:
@@ -217,11 +220,226 @@ class TestUnroutable:
             assert bodies(await drain(reader, 1)) == [message.body]
 
 
-class Away(EventBus):
-    """A bus between a relay and the real one that can be away, or break its connection for one message."""
+class TestTrouble:
+    async def test_a_row_that_the_bus_cannot_take_does_not_starve_the_others(
+        self, world: World, reader: QueueReader
+    ) -> None:
+        # A broker closes the channel on such a name, and with it fails whatever was sent along.
+        impossible = replace(world.message(noted(0)), exchange="amq.nobody-may-make-this")
+        good = [world.message(noted(number)) for number in range(1, 41)]
+        await world.post(*good[:20], impossible, *good[20:])
+        async with running(world.relay().run), asyncio.timeout(30):
+            assert sorted(bodies(await drain(reader, 40))) == sorted(message.body for message in good)
+            later = world.message(noted(99))
+            await world.post(later)
+            assert bodies(await drain(reader, 1)) == [later.body]
+            await eventually(lambda: _only_attempted(world, impossible))
+        [row] = [row for row in await world.outbox() if row["published_at"] is None]
+        assert row["message_id"] == impossible.message_id
+        assert row["last_error"]
 
-    def __init__(self, bus: EventBus) -> None:
-        self._bus = bus
-        self.away = False
-        self.breaker = ""
-        self.batches: list[int] = []
+    @pytest.mark.parametrize("count", [1, 30])
+    async def test_a_bus_that_is_away_leaves_the_rows_untouched(
+        self, world: World, reader: QueueReader, count: int
+    ) -> None:
+        messages = [world.message(noted(number)) for number in range(count)]
+        await world.post(*messages)
+        before = await world.outbox()
+        away = await world.buses.open()
+        await away.close()
+        relay = world.relay(bus=away)
+        for _ in range(3):
+            with pytest.raises((Unavailable, NotPublished)):
+                await relay.move()
+            await relay.drain()
+        assert await world.outbox() == before
+        assert world.counted("outbox_failed_total", service="test") == 0
+        await world.relay().drain()
+        assert bodies(await drain(reader, count)) == [message.body for message in messages]
+        assert await world.unpublished() == 0
+
+    @pytest.mark.parametrize("mode", ["distributed"])  # a SQLite file has one process, and one relay
+    async def test_two_relays_share_the_work(self, world: World, reader: QueueReader) -> None:
+        elsewhere = await open_database(world.location)
+        relays = [world.relay(), world.relay(database=elsewhere, bus=await world.buses.open())]
+        messages = [world.message(noted(number)) for number in range(3_000)]
+        for first in range(0, 3_000, 100):
+            await world.post(*messages[first : first + 100])
+        async with running(*(relay.run for relay in relays)):
+            received = Counter(bodies(await drain(reader, 3_000)))
+            await eventually(lambda: _all_published(world))
+        assert received == Counter(message.body for message in messages)
+        assert world.counted("outbox_published_total", service="test") == 3_000
+        await elsewhere.close()
+
+    @pytest.mark.parametrize("mode", ["distributed"])  # a SQLite file has one process, and one relay
+    async def test_a_relay_passes_over_what_another_one_holds(self, world: World, reader: QueueReader) -> None:
+        await world.announce(noted(1))
+        async with world.database.transaction() as tx:
+            [held] = await tx.fetch(outbox.CLAIM, failed=False, now=world.clock.now(), batch=10)
+            free = world.message(noted(2))
+            await world.post(free)
+            async with asyncio.timeout(10):
+                await world.relay().drain()
+        assert bodies(await drain(reader, 1)) == [free.body]
+        [waiting] = [row for row in await world.outbox() if row["published_at"] is None]
+        assert waiting["id"] == held["id"]
+
+
+async def _only_attempted(world: World, message: Message) -> bool:
+    waiting = [row for row in await world.outbox() if row["published_at"] is None]
+    return [row["message_id"] for row in waiting if row["attempts"]] == [message.message_id] and len(waiting) == 1
+
+
+async def _all_published(world: World) -> bool:
+    return await pending_in_outbox(world.database) == 0
+
+
+class TestLateCommits:
+    async def test_slow_writers_lose_no_row(self, world: World, reader: QueueReader) -> None:
+        """A relay that remembers the last id it saw passes over rows that commit after younger ones."""
+        databases = [await open_database(world.location) for _ in range(3)]  # ten connections each
+        hold = 0.02 if world.database.dialect == "postgresql" else 0.0
+        committed: list[str] = []
+        messages = [world.message(noted(number)) for number in range(ROWS)]
+        chunks = iter([messages[first : first + ROWS_AT_ONCE] for first in range(0, ROWS, ROWS_AT_ONCE)])
+
+        async def write(database: Database, slowness: int) -> None:
+            for chunk in chunks:
+                async with database.transaction() as tx:
+                    await tx.post(*chunk)
+                    row = await tx.fetch_one(ROW_ID, message_id=chunk[0].message_id)  # from here it has its id
+                    await asyncio.sleep(hold * slowness)
+                assert row is not None
+                committed.append(row["id"])
+
+        async with running(world.relay().run):
+            reading = asyncio.create_task(drain(reader, ROWS))
+            await asyncio.gather(*(write(databases[number % 3], number % 4) for number in range(WRITERS)))
+            received = Counter(message.message_id for message in await asyncio.wait_for(reading, 90))
+            await eventually(lambda: _all_published(world))
+        for database in databases:
+            await database.close()
+        assert received == Counter(message.message_id for message in messages)
+        if hold:
+            late = sum(one > next_one for one, next_one in pairwise(committed))
+            assert late > 100, "hardly any row committed late, so this proves nothing"
+
+
+def _row(world: World, moment: datetime, number: int = 0) -> tuple[object, ...]:
+    """An outbox row as if it had been announced at that moment, with an id to match."""
+    milliseconds = f"{round(moment.timestamp() * 1000):012x}"
+    row_id = f"{milliseconds[:8]}-{milliseconds[8:]}-{new_event_id()[14:]}"
+    return row_id, world.buses.exchange, "test.noted", "{}", f"message-{number}", "", False, moment
+
+
+async def _announced(world: World, moment: datetime, count: int) -> None:
+    async with world.database.transaction() as tx:
+        await tx.insert_many("outbox", OUTBOX_COLUMNS, [_row(world, moment, number) for number in range(count)])
+
+
+class TestRetention:
+    async def test_prunes_what_is_published_and_old_in_batches(self, world: World) -> None:
+        now = datetime.now(UTC)
+        many = 2 * outbox.PRUNE_BATCH + 10
+        await _announced(world, now - timedelta(days=8), many)
+        await world.relay().drain()
+        await _announced(world, now - timedelta(days=6), 3)
+        await world.relay().drain()
+        await _announced(world, now - timedelta(days=9), 2)  # old, and not yet published
+        assert await prune_outbox(world.database, now - timedelta(days=7)) == many
+        kept = await world.outbox()
+        assert [row["created_at"] for row in kept] == [now - timedelta(days=9)] * 2 + [now - timedelta(days=6)] * 3
+        assert [row["published_at"] is None for row in kept] == [True, True, False, False, False]
+
+    async def test_replays_a_period_and_no_more(self, world: World, reader: QueueReader) -> None:
+        now = datetime.now(UTC)
+        for days, count in ((3, 2), (2, outbox.REPLAY_BATCH + 5), (1, 3)):
+            await _announced(world, now - timedelta(days=days), count)
+        async with world.database.transaction() as tx:
+            await tx.execute(
+                Statement("make_mandatory", "Lets them reach the reader.", "UPDATE outbox SET mandatory = true")
+            )
+        await world.relay().drain()
+        await drain(reader, outbox.REPLAY_BATCH + 10)
+        since, until = now - timedelta(days=2, seconds=1), now - timedelta(days=1, seconds=1)
+        assert await replay_outbox(world.database, since, until) == outbox.REPLAY_BATCH + 5
+        assert await pending_in_outbox(world.database) == outbox.REPLAY_BATCH + 5
+        await world.relay().drain()
+        assert len(await drain(reader, outbox.REPLAY_BATCH + 5)) == outbox.REPLAY_BATCH + 5
+
+    async def test_a_replay_ends_though_the_relay_publishes_meanwhile(
+        self, world: World, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outbox, "REPLAY_BATCH", 5)
+        monkeypatch.setattr(outbox, "POLL_SECONDS", 0.01)
+        await world.announce(*map(noted, range(100)))
+        await world.relay().drain()
+        now = datetime.now(UTC)
+        async with running(world.relay().run), asyncio.timeout(30):
+            replayed = await replay_outbox(world.database, now - timedelta(hours=1), now + timedelta(hours=1))
+            assert replayed == 100
+            assert len(await drain(reader, 200)) == 200
+
+    async def test_what_is_replayed_is_handled_once(self, world: World) -> None:
+        await world.bus.declare(world.queue)
+        async with running(world.relay().run, world.inbox().run):
+            await world.announce(*map(noted, range(50)))
+            await eventually(lambda: _handled(world, 50))
+            now = datetime.now(UTC)
+            assert await replay_outbox(world.database, now - timedelta(hours=1), now + timedelta(hours=1)) == 50
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 50)
+        assert await world.effects() == list(range(50))
+
+
+async def _handled(world: World, count: int) -> bool:
+    return len(await world.effects()) == count
+
+
+class TestKeeper:
+    async def test_measures_what_waits(self, world: World) -> None:
+        keeper = _keeper(world)
+        await world.announce(*map(noted, range(3)))
+        await keeper.measure()
+        assert world.counted("outbox_pending", service="test") == 3
+        await world.bus.declare(world.queue)
+        await world.relay().drain()
+        await keeper.measure()
+        assert world.counted("outbox_pending", service="test") == 0
+
+    async def test_prunes_by_the_retention(self, world: World) -> None:
+        now = datetime.now(UTC)
+        await _announced(world, now - timedelta(days=8), 2)
+        await _announced(world, now, 1)
+        await world.relay().drain()
+        await _mark(world, "old", now - timedelta(days=7) - INBOX_MARGIN - timedelta(minutes=1))
+        await _mark(world, "young", now - timedelta(days=8))
+        await _keeper(world).prune()
+        assert len(await world.outbox()) == 1
+        assert [row["event_id"] for row in await world.marks()] == ["young"]
+        turn(world, timedelta(days=30).total_seconds())
+        await _keeper(world).prune()
+        assert await world.outbox() == await world.marks() == []
+
+    async def test_keeps_measuring(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(keeping, "MEASURE_SECONDS", 0.01)
+        await world.announce(noted(1))
+        async with running(_keeper(world).run):
+            await eventually(lambda: world.counted("outbox_pending", service="test") == 1)
+            await world.announce(noted(2))
+            await eventually(lambda: world.counted("outbox_pending", service="test") == 2)
+
+
+def _keeper(world: World) -> Keeper:
+    return Keeper(
+        "test",
+        database=world.database,
+        clock=world.clock,
+        metrics=world.metrics,
+        outbox_retention=timedelta(days=7),
+    )
+
+
+async def _mark(world: World, event_id: str, moment: datetime) -> None:
+    async with world.database.transaction() as tx:
+        await tx.insert_many("inbox", ("reader", "event_id", "handled_at"), [("reader", event_id, moment)])

@@ -1,5 +1,6 @@
 """`refract doctor`: what is reachable, which versions run, and what is misconfigured, in words."""
 
+import asyncio
 import platform
 import shutil
 import sqlite3
@@ -166,19 +167,17 @@ async def _redis(settings: RedisSettings) -> str:
 
 
 async def _rabbitmq(url: str) -> str:
-    import aio_pika  # noqa: PLC0415
-    from aio_pika.exceptions import AMQPError  # noqa: PLC0415
+    import aiormq  # noqa: PLC0415
+    from aiormq.exceptions import AMQPError  # noqa: PLC0415
 
     try:
-        connection = await aio_pika.connect(url, timeout=5)
+        async with asyncio.timeout(5):
+            connection = await aiormq.connect(url)
     except (OSError, AMQPError, TimeoutError) as error:
         # The client's own words may quote the URL with its password.
         raise Unavailable("rabbitmq", f"{type(error).__name__} at {without_credentials(url)}") from None
-    try:
-        transport = connection.transport
-        version = str(transport.connection.server_properties["version"]) if transport else "unknown"
-    finally:
-        await connection.close()
+    version = str(connection.server_properties["version"])
+    await connection.close()
     return f"RabbitMQ {version} at {without_credentials(url)}"
 
 

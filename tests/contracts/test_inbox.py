@@ -1,0 +1,363 @@
+"""The promises of the inbox: what is delivered is handled once, what cannot be handled is kept with its reason."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from refract.kernel.errors import PoisonMessage, Unavailable
+from refract.kernel.events import Event, encode_batch
+from refract.runtime import inbox
+from refract.runtime.correlation import current_correlation_id
+from refract.runtime.inbox import prune_inbox
+from refract.runtime.messages import Message
+from refract.runtime.ports import QueueReader, Transaction
+from tests.support.buses import take
+from tests.support.databases import Location, open_database
+from tests.support.waiting import eventually
+from tests.support.worlds import MODES, Noted, World, add_effects, buses_for, noted, open_world, running
+
+BAD = -1
+
+
+@pytest.fixture(params=MODES)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    """A database and a bus with the queue of one reader."""
+    location: Location = (
+        tmp_path / "test.db" if request.param == "embedded" else request.getfixturevalue("fresh_database")
+    )
+    async with open_world(location, buses_for(request.param, request, tmp_path)) as world:
+        await world.bus.declare(world.queue)
+        yield world
+
+
+@pytest.fixture
+async def reader(world: World) -> AsyncIterator[QueueReader]:
+    """A hold on the queue, for tests that hand batches to the inbox themselves."""
+    async with world.bus.reader(world.queue) as reader:
+        yield reader
+
+
+class Unlucky:
+    """A handler that cannot bear one number."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.tries = 0
+
+    async def __call__(self, tx: Transaction, events: Sequence[Event]) -> None:
+        """Write down what there is, and only then fail: what was written must be gone."""
+        await add_effects(tx, events)
+        if any(isinstance(event, Noted) and event.number == BAD for event in events):
+            self.tries += 1
+            raise self.error
+
+
+async def handled(world: World, count: int) -> bool:
+    return len(await world.effects()) == count
+
+
+async def queue_is_empty(world: World) -> bool:
+    """Whether a second reader gets nothing: whatever is left in the queue would come to it."""
+    async with world.bus.reader(world.queue) as reader:
+        try:
+            async with asyncio.timeout(0.2):
+                await reader.next_batch()
+        except TimeoutError:
+            return True
+    return False
+
+
+class TestOnce:
+    async def test_three_deliveries_in_any_order_have_one_effect(self, world: World) -> None:
+        events = [noted(number) for number in range(400)]
+        deliveries = events * 3
+        random.Random(16).shuffle(deliveries)
+        await world.publish(*deliveries)
+        async with running(world.inbox().run):
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 800)
+        assert await world.effects() == list(range(400))
+        assert world.counted("inbox_handled_total", reader=world.queue.name) == 400
+        assert await queue_is_empty(world)
+
+    async def test_a_handler_that_fails_leaves_neither_mark_nor_effect(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[tuple[list[int], int]] = []
+
+        async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+            seen.append((await world.effects(), len(await world.marks())))
+            await add_effects(tx, events)
+            if len(seen) < 4:
+                raise ValueError("not yet")
+
+        await world.publish(noted(1))
+        async with running(world.inbox(handle).run):
+            await eventually(lambda: handled(world, 1))
+        assert seen == [([], 0)] * 4
+        assert len(await world.marks()) == 1
+        assert await world.attempts() == []
+        assert await world.dead() == []
+
+    async def test_events_without_an_id_are_told_apart_by_type_and_correlation(self, world: World) -> None:
+        first = noted(1, event_id="", correlation_id="one")
+        second = noted(2, event_id="", correlation_id="two")
+        await world.publish(first, second, first, second, first)
+        async with running(world.inbox().run):
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 3)
+        assert await world.effects() == [1, 2]
+        assert [row["event_id"] for row in await world.marks()] == ["test.noted:one", "test.noted:two"]
+
+    async def test_of_an_array_only_what_is_new_is_handled(self, world: World) -> None:
+        seen, *new = [noted(number) for number in range(4)]
+        array = Message(world.buses.exchange, Noted.routing_key(), encode_batch([seen, *new, new[0]]), "array")
+        async with running(world.inbox().run):
+            await world.publish(seen)
+            await eventually(lambda: handled(world, 1))
+            await world.bus.publish(array)
+            await eventually(lambda: handled(world, 4))
+            await world.bus.publish(array)
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 7)
+        assert await world.effects() == [0, 1, 2, 3]
+        assert world.counted("inbox_handled_total", reader=world.queue.name) == 4
+
+    async def test_readers_have_marks_of_their_own(self, world: World) -> None:
+        event = noted(1)
+        other = replace(world, queue=world.buses.queue("other", Noted.routing_key()))
+        await world.bus.declare(other.queue)
+        await world.publish(event)
+        async with running(world.inbox().run, other.inbox().run):
+            await eventually(lambda: handled(world, 2))
+        assert await world.effects() == [1, 1]
+
+    async def test_two_readers_of_one_queue_do_not_double_or_deadlock(self, world: World) -> None:
+        """The same events reach both, in opposite orders and in one transaction each: unsorted, they would deadlock."""
+        events = [noted(number) for number in range(600)]
+        for _ in range(2):
+            await world.publish(*events)
+            await world.publish(*reversed(events))
+        elsewhere = await open_database(world.location) if world.database.dialect == "postgresql" else world.database
+        failures: list[str] = []
+        inboxes = [world.inbox(), world.inbox(database=elsewhere)]
+        for one in inboxes:
+            one._wait_for_dependency = _noting(failures)  # type: ignore[method-assign]
+        async with running(*(one.run for one in inboxes)):
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 1800, timeout=30)
+        assert await world.effects() == list(range(600))
+        assert failures == []
+        assert await queue_is_empty(world)
+        if elsewhere is not world.database:
+            await elsewhere.close()
+
+
+def _noting(failures: list[str]):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    async def wait(error: Exception, pause: float) -> float:
+        failures.append(str(error))
+        return pause
+
+    return wait
+
+
+class TestPoison:
+    async def test_one_bad_message_is_buried_and_its_neighbours_are_handled(self, world: World) -> None:
+        handle = Unlucky(ValueError("minus one is no number"))
+        events = [noted(number) for number in range(100)]
+        bad = noted(BAD, correlation_id="its-own")
+        await world.publish(*events[:50], bad, *events[50:])
+        async with running(world.inbox(handle).run):
+            [letter] = await eventually(world.dead)
+            await eventually(lambda: handled(world, 100))
+        assert letter.message.body == bad.encode()
+        assert (letter.message.message_id, letter.message.correlation_id) == (bad.event_id, "its-own")
+        assert letter.reason == "ValueError: minus one is no number"
+        assert await world.effects() == list(range(100))
+        assert await world.attempts() == []
+        assert world.counted("inbox_buried_total", reader=world.queue.name) == 1
+        assert world.counted("inbox_handled_total", reader=world.queue.name) == 100
+        assert await queue_is_empty(world)
+
+    async def test_a_message_has_five_attempts(self, world: World, reader: QueueReader) -> None:
+        handle = Unlucky(ValueError("no"))
+        await world.publish(noted(BAD))
+        await world.inbox(handle).settle(reader, await take(reader, 1))
+        assert handle.tries == 1 + 5  # with the batch that it was delivered in, and by itself
+        assert len(await world.dead()) == 1
+
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"{", "test.noted: Input data was truncated"),
+            (b'{"event_type":"test.noted","number":"one"}', "Expected `int`, got `str` - at `$.number`"),
+            (b"[]", "test.noted: the body is an empty array"),
+            (b"\xff\xfe", "test.noted: "),
+        ],
+        ids=["truncated", "wrong type", "empty", "not text"],
+    )
+    async def test_what_cannot_be_read_is_buried_at_once(self, world: World, body: bytes, reason: str) -> None:
+        tries = Unlucky(ValueError("never called"))
+        poison = Message(world.buses.exchange, "test.noted", body, "poison")
+        await world.bus.publish_all([world.message(noted(1)), poison, world.message(noted(2))])
+        async with running(world.inbox(tries).run):
+            [letter] = await eventually(world.dead)
+            await eventually(lambda: handled(world, 2))
+        assert reason in letter.reason
+        assert letter.message.body == body
+        assert tries.tries == 0
+        assert await world.attempts() == []
+
+    async def test_an_event_of_another_reader_is_buried_with_its_name(self, world: World) -> None:
+        stray = replace(world, queue=world.buses.queue("stray", "test.#"))
+        await stray.bus.declare(stray.queue)
+        await stray.bus.publish(replace(world.message(noted(1)), routing_key="test.unknown"))
+        async with running(stray.inbox().run):
+            [letter] = await eventually(stray.dead)
+        assert letter.reason == "test.unknown: not an event that this reader knows"
+
+    async def test_a_reason_may_hold_anything(self, world: World) -> None:
+        await world.publish(noted(BAD))
+        async with running(world.inbox(Unlucky(ValueError("a \x00 and a \ud800" + "x" * 5_000))).run):
+            [letter] = await eventually(world.dead)
+        assert letter.reason.startswith("ValueError: a \ufffd and a ?xxx")
+        assert len(letter.reason) <= inbox.MAX_REASON
+
+    async def test_replaying_dead_letters_has_no_double_effect(self, world: World) -> None:
+        good, bad, array = noted(1), noted(BAD), [noted(2), noted(3)]
+        handle = Unlucky(PoisonMessage("a mistake of ours"))
+        both = Message(world.buses.exchange, Noted.routing_key(), encode_batch([*array, bad, good]), "both")
+        async with running(world.inbox(handle).run):
+            await world.publish(good)
+            await eventually(lambda: handled(world, 1))
+            await world.bus.publish(both)
+            await eventually(world.dead)
+        assert await world.effects() == [1]
+        # The mistake is mended, and the letter is put back: twice, as it may happen.
+        async with running(world.inbox().run):
+            assert await world.bus.replay(world.queue.name) == 1
+            await eventually(lambda: handled(world, 4))
+            await world.bus.publish(both)
+            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 5)
+        assert await world.effects() == [BAD, 1, 2, 3]
+        assert await world.dead() == []
+        assert await world.attempts() == []
+
+    async def test_a_replayed_letter_has_all_its_attempts_again(self, world: World) -> None:
+        handle = Unlucky(ValueError("no"))
+        await world.publish(noted(BAD))
+        async with running(world.inbox(handle).run):
+            await eventually(world.dead)
+            first = handle.tries
+            assert await world.bus.replay(world.queue.name) == 1
+            await eventually(lambda: world.counted("inbox_buried_total", reader=world.queue.name) == 2)
+        assert handle.tries == 2 * first
+        assert len(await world.dead()) == 1
+
+
+class TestTransient:
+    @pytest.mark.parametrize("redelivered", [False, True])
+    async def test_a_dependency_that_is_away_is_waited_for_and_never_counted(
+        self, world: World, reader: QueueReader, monkeypatch: pytest.MonkeyPatch, redelivered: bool
+    ) -> None:
+        monkeypatch.setattr(inbox, "LONGEST_PAUSE", 0.001)
+        counts: list[int] = []
+        tries = 0
+
+        async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+            nonlocal tries
+            tries += 1
+            counts.extend(row["attempts"] for row in await world.attempts())
+            await add_effects(tx, events)
+            if tries <= 20:
+                raise Unavailable("mail server", "it is away")
+
+        await world.publish(noted(1), noted(2))
+        deliveries = [replace(one, redelivered=redelivered) for one in await take(reader, 2)]
+        await world.inbox(handle).settle(reader, deliveries)
+        assert await world.effects() == [1, 2]
+        assert set(counts) == ({1} if redelivered else set())
+        assert await world.dead() == []
+        assert await world.attempts() == []
+        assert tries > 20
+
+    async def test_a_failure_of_the_message_is_still_counted_beside_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(inbox, "LONGEST_PAUSE", 0.001)
+        tries = 0
+
+        async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+            nonlocal tries
+            tries += 1
+            if tries % 2:
+                raise Unavailable("mail server", "it is away")
+            raise ValueError("and it is no use")
+
+        await world.publish(noted(1))
+        async with running(world.inbox(handle).run):
+            [letter] = await eventually(world.dead)
+        assert letter.reason == "ValueError: and it is no use"
+        assert tries == 2 * 6
+
+
+class TestKilledReaders:
+    async def test_a_message_that_kills_its_reader_is_buried_and_its_neighbours_are_handled(self, world: World) -> None:
+        killer = noted(BAD)
+        await world.publish(noted(1), killer, noted(2))
+        deaths = 0
+        while not await world.dead():
+            async with world.bus.reader(world.queue) as reader:  # a reader that dies gives back what it held
+                try:
+                    async with asyncio.timeout(10):
+                        await world.inbox(Unlucky(KilledReader())).settle(reader, await take(reader, 1))
+                except KilledReader:
+                    deaths += 1
+            assert deaths <= 10
+        assert await eventually(lambda: _settled(world)) == [1, 2]
+        [letter] = await world.dead()
+        assert letter.message.message_id == killer.event_id
+        assert letter.reason == "the reader died 5 times while handling it"
+        assert deaths == 1 + 5  # once with its batch, which is not counted
+        assert await world.attempts() == []
+
+
+class KilledReader(BaseException):
+    """The end of a reader, as near as one process can come to it."""
+
+
+async def _settled(world: World) -> list[int]:
+    async with running(world.inbox().run):
+        await eventually(lambda: handled(world, 2))
+    return await world.effects()
+
+
+class TestCorrelation:
+    async def test_a_single_event_is_handled_under_its_correlation_id(self, world: World, reader: QueueReader) -> None:
+        heard: list[str] = []
+
+        async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+            heard.append(current_correlation_id())
+
+        await world.publish(noted(1, correlation_id="request-1"))
+        await world.inbox(handle).settle(reader, await take(reader, 1))
+        await world.publish(noted(2, correlation_id="request-2"), noted(3, correlation_id="request-3"))
+        await world.inbox(handle).settle(reader, await take(reader, 2))
+        assert heard == ["request-1", ""]
+        assert current_correlation_id() == ""
+
+
+class TestPruning:
+    async def test_forgets_old_marks_in_batches(self, world: World) -> None:
+        now = datetime.now(UTC)
+        old, many = now - timedelta(days=20), 2 * inbox.PRUNE_BATCH + 10
+        async with world.database.transaction() as tx:
+            marks = [("reader", f"old-{number}", old) for number in range(many)]
+            marks += [("reader", f"young-{number}", now) for number in range(3)]
+            await tx.insert_many("inbox", ("reader", "event_id", "handled_at"), marks)
+            counts = [("reader", "old", 1, old), ("reader", "young", 1, now)]
+            await tx.insert_many("inbox_attempts", ("reader", "message_id", "attempts", "updated_at"), counts)
+        assert await prune_inbox(world.database, now - timedelta(days=14)) == many
+        assert [row["event_id"] for row in await world.marks()] == ["young-0", "young-1", "young-2"]
+        assert [row["message_id"] for row in await world.attempts()] == ["young"]
