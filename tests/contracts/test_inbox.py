@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -19,18 +18,15 @@ from refract.runtime.ports import QueueReader, Transaction
 from tests.support.buses import take
 from tests.support.databases import Location, open_database
 from tests.support.waiting import eventually
-from tests.support.worlds import MODES, Noted, World, add_effects, buses_for, noted, open_world, running
+from tests.support.worlds import Noted, World, add_effects, buses_beside, noted, open_world, running
 
 BAD = -1
 
 
-@pytest.fixture(params=MODES)
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+@pytest.fixture
+async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """A database and a bus with the queue of one reader."""
-    location: Location = (
-        tmp_path / "test.db" if request.param == "embedded" else request.getfixturevalue("fresh_database")
-    )
-    async with open_world(location, buses_for(request.param, request, tmp_path)) as world:
+    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
         await world.bus.declare(world.queue)
         yield world
 
@@ -45,14 +41,15 @@ async def reader(world: World) -> AsyncIterator[QueueReader]:
 class Unlucky:
     """A handler that cannot bear one number."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, number: int = BAD) -> None:
         self.error = error
+        self.number = number
         self.tries = 0
 
     async def __call__(self, tx: Transaction, events: Sequence[Event]) -> None:
         """Write down what there is, and only then fail: what was written must be gone."""
         await add_effects(tx, events)
-        if any(isinstance(event, Noted) and event.number == BAD for event in events):
+        if any(isinstance(event, Noted) and event.number == self.number for event in events):
             self.tries += 1
             raise self.error
 
@@ -61,15 +58,14 @@ async def handled(world: World, count: int) -> bool:
     return len(await world.effects()) == count
 
 
-async def queue_is_empty(world: World) -> bool:
-    """Whether a second reader gets nothing: whatever is left in the queue would come to it."""
+async def nothing_is_left(world: World) -> bool:
+    """Whether what comes now is the first that a new reader gets: what was not acknowledged would come before it."""
+    last = noted(0)
+    await world.publish(last)
     async with world.bus.reader(world.queue) as reader:
-        try:
-            async with asyncio.timeout(0.2):
-                await reader.next_batch()
-        except TimeoutError:
-            return True
-    return False
+        batch = await reader.next_batch()
+        await reader.acknowledge(batch)
+    return [delivery.message.message_id for delivery in batch] == [last.event_id]
 
 
 class TestOnce:
@@ -82,7 +78,26 @@ class TestOnce:
             await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 800)
         assert await world.effects() == list(range(400))
         assert world.counted("inbox_handled_total", reader=world.queue.name) == 400
-        assert await queue_is_empty(world)
+
+    async def test_what_is_settled_is_acknowledged(self, world: World) -> None:
+        bad = Message(world.buses.exchange, Noted.routing_key(), b"{", "bad")
+        for handle in (add_effects, Unlucky(ValueError("no"))):
+            await world.publish(noted(1), noted(BAD), noted(2))
+            await world.bus.publish(bad)
+            async with world.bus.reader(world.queue) as reader:
+                await world.inbox(handle).settle(reader, await take(reader, 4))
+            assert await nothing_is_left(world)
+
+    async def test_what_is_not_committed_is_not_acknowledged(self, world: World) -> None:
+        events = [noted(number) for number in range(3)]
+        await world.publish(*events)
+        async with world.bus.reader(world.queue) as reader:
+            with pytest.raises(KilledReader):
+                await world.inbox(Unlucky(KilledReader(), events[1].number)).settle(reader, await take(reader, 3))
+        async with world.bus.reader(world.queue) as reader:
+            again = await take(reader, 3)
+        assert {delivery.message.message_id for delivery in again} == {event.event_id for event in events}
+        assert all(delivery.redelivered for delivery in again)
 
     async def test_a_handler_that_fails_leaves_neither_mark_nor_effect(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -134,32 +149,21 @@ class TestOnce:
             await eventually(lambda: handled(world, 2))
         assert await world.effects() == [1, 1]
 
-    async def test_two_readers_of_one_queue_do_not_double_or_deadlock(self, world: World) -> None:
+    async def test_two_readers_of_one_queue_do_not_double_or_deadlock(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """The same events reach both, in opposite orders and in one transaction each: unsorted, they would deadlock."""
         events = [noted(number) for number in range(600)]
         for _ in range(2):
             await world.publish(*events)
             await world.publish(*reversed(events))
         elsewhere = await open_database(world.location) if world.database.dialect == "postgresql" else world.database
-        failures: list[str] = []
-        inboxes = [world.inbox(), world.inbox(database=elsewhere)]
-        for one in inboxes:
-            one._wait_for_dependency = _noting(failures)  # type: ignore[method-assign]
-        async with running(*(one.run for one in inboxes)):
+        async with running(world.inbox().run, world.inbox(database=elsewhere).run):
             await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 1800, timeout=30)
         assert await world.effects() == list(range(600))
-        assert failures == []
-        assert await queue_is_empty(world)
+        assert [record for record in caplog.records if record.name == "refract.inbox"] == []
         if elsewhere is not world.database:
             await elsewhere.close()
-
-
-def _noting(failures: list[str]):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    async def wait(error: Exception, pause: float) -> float:
-        failures.append(str(error))
-        return pause
-
-    return wait
 
 
 class TestPoison:
@@ -178,7 +182,6 @@ class TestPoison:
         assert await world.attempts() == []
         assert world.counted("inbox_buried_total", reader=world.queue.name) == 1
         assert world.counted("inbox_handled_total", reader=world.queue.name) == 100
-        assert await queue_is_empty(world)
 
     async def test_a_message_has_five_attempts(self, world: World, reader: QueueReader) -> None:
         handle = Unlucky(ValueError("no"))

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -25,7 +24,7 @@ from tests.support.buses import bodies, drain
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location, open_database
 from tests.support.waiting import eventually
-from tests.support.worlds import MODES, Noted, World, buses_for, noted, open_world, running
+from tests.support.worlds import Noted, World, buses_beside, noted, open_world, running
 
 FOREVER = 3600.0
 WRITERS = 24
@@ -38,26 +37,10 @@ class SomethingWrong(Exception):
     """What a use case may raise."""
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    """Which twins."""
-    mode: str = request.param
-    return mode
-
-
 @pytest.fixture
-def location(mode: str, request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """Where the database is."""
-    if mode == "embedded":
-        return tmp_path / "test.db"
-    dsn: str = request.getfixturevalue("fresh_database")
-    return dsn
-
-
-@pytest.fixture
-async def world(mode: str, location: Location, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """A database and a bus, without a reader."""
-    async with open_world(location, buses_for(mode, request, tmp_path)) as world:
+    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
         yield world
 
 
@@ -258,7 +241,7 @@ class TestTrouble:
         assert bodies(await drain(reader, count)) == [message.body for message in messages]
         assert await world.unpublished() == 0
 
-    @pytest.mark.parametrize("mode", ["distributed"])  # a SQLite file has one process, and one relay
+    @pytest.mark.parametrize("empty_location", ["distributed"], indirect=True)  # a SQLite file has one relay
     async def test_two_relays_share_the_work(self, world: World, reader: QueueReader) -> None:
         elsewhere = await open_database(world.location)
         relays = [world.relay(), world.relay(database=elsewhere, bus=await world.buses.open())]
@@ -272,7 +255,7 @@ class TestTrouble:
         assert world.counted("outbox_published_total", service="test") == 3_000
         await elsewhere.close()
 
-    @pytest.mark.parametrize("mode", ["distributed"])  # a SQLite file has one process, and one relay
+    @pytest.mark.parametrize("empty_location", ["distributed"], indirect=True)  # a SQLite file has one relay
     async def test_a_relay_passes_over_what_another_one_holds(self, world: World, reader: QueueReader) -> None:
         await world.announce(noted(1))
         async with world.database.transaction() as tx:

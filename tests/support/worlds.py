@@ -22,8 +22,6 @@ from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location, open_database
 
-MODES = ("embedded", "distributed")
-
 CREATE_EFFECTS = Statement("create_effects", "Makes the table.", "CREATE TABLE effects (number INTEGER NOT NULL)")
 ADD_EFFECT = Statement("add_effect", "Notes a number.", "INSERT INTO effects (number) VALUES (:number)")
 EFFECTS = Statement("effects", "Reads the numbers.", "SELECT number FROM effects ORDER BY number")
@@ -135,9 +133,11 @@ class World:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def buses_for(mode: str, request: pytest.FixtureRequest, folder: Path) -> Buses:
-    """Where the buses of a mode meet."""
-    return EmbeddedBuses(folder) if mode == "embedded" else RabbitBuses(request.getfixturevalue("rabbitmq_url"))
+def buses_beside(location: Location, request: pytest.FixtureRequest) -> Buses:
+    """Where the buses meet that belong to a database: in the same folder, or on the broker of this run."""
+    if isinstance(location, Path):
+        return EmbeddedBuses(location.parent)
+    return RabbitBuses(request.getfixturevalue("rabbitmq_url"))
 
 
 @asynccontextmanager

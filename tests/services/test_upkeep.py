@@ -1,0 +1,195 @@
+"""What operators do by hand, through the command line, in both modes."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from refract.apps.data_directory import DataDirectory
+from refract.kernel.events import LINK_EXCHANGE
+from refract.runtime.distributed.event_bus import RabbitBus
+from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.messages import Message
+from refract.runtime.migrations import current_revision, migrate
+from refract.runtime.ports import EventBus
+from refract.runtime.statements import Statement
+from refract.services.analytics.reactions import CLICKS
+from tests.support.commands import refract
+from tests.support.databases import Location, open_database
+
+SERVICES = ["links", "analytics", "identity", "notifications", "sms", "projects"]
+COUNT = Statement("count", "How many rows wait.", "SELECT count(*) AS waiting FROM outbox WHERE published_at IS NULL")
+PUBLISH = Statement("publish", "Marks all rows as published.", "UPDATE outbox SET published_at = created_at")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An instance as the command line is told of it."""
+
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+    database: Location
+
+    async def run(self, *command: str) -> tuple[int, str, str]:
+        done = await asyncio.to_thread(refract, *command, *self.arguments, variables=self.variables)
+        return done.returncode, done.stdout, done.stderr
+
+    @asynccontextmanager
+    async def bus(self) -> AsyncIterator[EventBus]:
+        if url := self.variables.get("RABBITMQ_URL"):
+            rabbit = RabbitBus(url)
+            await rabbit.start()
+            bus: EventBus = rabbit
+        else:
+            bus = await EmbeddedBus.open(DataDirectory(Path(self.arguments[-1])).bus)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+
+@pytest.fixture(params=["embedded", "distributed"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "embedded":
+        directory = DataDirectory(tmp_path / "data")
+        directory.prepare()
+        return Place(("--data-dir", str(directory.path)), {}, directory.database("links"))
+    dsn: str = request.getfixturevalue("fresh_database")
+    url: str = request.getfixturevalue("rabbitmq_url")
+    return Place((), {"DATABASE_DSN": dsn, "RABBITMQ_URL": url}, dsn)
+
+
+async def bury(bus: EventBus, *reasons: str) -> list[str]:
+    """Put messages into the dead letters of the clicks."""
+    names = [secrets.token_hex(8) for _ in reasons]
+    async with bus.reader(CLICKS) as reader:
+        for name, reason in zip(names, reasons, strict=True):
+            await bus.publish(Message(LINK_EXCHANGE, "url.clicked", b"{}", name))
+            [delivery] = await reader.next_batch()
+            await reader.bury(delivery, reason)
+    return names
+
+
+async def read_back(bus: EventBus, count: int) -> list[str]:
+    """Take messages out of the queue of the clicks."""
+    names: list[str] = []
+    async with bus.reader(CLICKS) as reader, asyncio.timeout(10):
+        while len(names) < count:
+            batch = await reader.next_batch()
+            names += [delivery.message.message_id for delivery in batch]
+            await reader.acknowledge(batch)
+    return names
+
+
+async def test_dead_letters_are_listed_with_their_reason_and_replayed(place: Place) -> None:
+    async with place.bus() as bus:
+        first, second = await bury(bus, "short_code is missing", "it always fails")
+    status, listed, _ = await place.run("dead", "list", CLICKS.name)
+    assert status == 0
+    assert [line.split("  ")[1:] for line in listed.splitlines()] == [
+        [CLICKS.name, first, "url.clicked", "short_code is missing"],
+        [CLICKS.name, second, "url.clicked", "it always fails"],
+    ]
+
+    assert (await place.run("dead", "replay", CLICKS.name, "--id", second))[:2] == (0, f"1 replayed to {CLICKS.name}\n")
+    assert (await place.run("dead", "replay", CLICKS.name))[:2] == (0, f"1 replayed to {CLICKS.name}\n")
+    async with place.bus() as bus:
+        assert sorted(await read_back(bus, 2)) == sorted([first, second])
+    assert (await place.run("dead", "list"))[:2] == (0, "No dead letters.\n")
+
+
+async def test_a_queue_that_nobody_knows_is_refused(place: Place) -> None:
+    async with place.bus():
+        status, _, said = await place.run("dead", "replay", "analytics.click")
+    assert status == 1
+    assert said == (
+        'FATAL: there is no queue "analytics.click"; expected one of analytics.clicks, notifications.events\n'
+    )
+
+
+async def test_the_outbox_of_a_period_is_sent_again(place: Place) -> None:
+    await migrate("links", place.database)
+    database = await open_database(place.database)
+    try:
+        async with database.transaction() as tx:
+            await tx.post(Message(LINK_EXCHANGE, "url.created", b"{}", "one"))
+        async with database.transaction() as tx:
+            await tx.execute(PUBLISH)
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        before = await place.run("outbox", "replay", "links", "--since", "2026-01-01", "--until", today)
+        assert before[:2] == (0, "0 will be published again\n")
+        assert (await place.run("outbox", "replay", "links", "--since", today))[:2] == (
+            0,
+            "1 will be published again\n",
+        )
+        row = await database.fetch_one(COUNT)
+    finally:
+        await database.close()
+    assert row == {"waiting": 1}
+
+
+async def test_migrate_brings_a_database_up_to_date_once(place: Place) -> None:
+    assert await place.run("migrate", "links") == (0, "links migrated from nothing to 0001\n", "")
+    assert await place.run("migrate", "url-service") == (0, "links is up to date at 0001\n", "")
+    assert await current_revision(place.database) == "0001"
+
+
+async def test_migrate_brings_an_embedded_instance_up_to_date(tmp_path: Path) -> None:
+    done = await asyncio.to_thread(refract, "migrate", "--data-dir", str(tmp_path))
+    assert done.stdout.splitlines() == [f"{name} migrated from nothing to 0001" for name in SERVICES]
+
+
+async def test_migrate_asks_whose_database_it_is(fresh_database: str) -> None:
+    done = await asyncio.to_thread(refract, "migrate", variables={"DATABASE_DSN": fresh_database})
+    assert done.returncode == 1
+    assert done.stderr.startswith("FATAL: DATABASE_DSN is set; name the service")
+
+
+@pytest.mark.parametrize("command", [("dead", "list"), ("outbox", "replay", "links", "--since", "2026-01-01")])
+async def test_an_instance_that_is_not_there_is_named(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = await asyncio.to_thread(refract, *command, "--data-dir", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr == f'FATAL: there is no instance in "{tmp_path / "none"}"; name its place with --data-dir\n'
+    assert not (tmp_path / "none").exists()
+
+
+async def test_the_doctor_says_what_is_wrong(fresh_database: str, rabbitmq_url: str, redis_address: str) -> None:
+    variables = {
+        "SERVICE_NAME": "url-service",
+        "PORT": "8081",
+        "JWT_SECRET": "s" * 32,
+        "DATABASE_DSN": fresh_database,
+        "RABBITMQ_URL": rabbitmq_url,
+        "REDIS_ADDR": redis_address,
+    }
+    well = await asyncio.to_thread(refract, "doctor", variables=variables)
+    assert well.returncode == 0
+    assert "PostgreSQL 1" in well.stdout
+    assert "empty; the next start brings it to 0001" in well.stdout
+    assert f" at amqp://{urlsplit(rabbitmq_url).hostname}:{urlsplit(rabbitmq_url).port}/" in well.stdout
+    assert f"at {redis_address}" in well.stdout
+
+    wrong = {
+        "DATABASE_DSN": "postgres://user:hunter2@127.0.0.1:9/links",
+        "RABBITMQ_URL": "amqp://user:hunter2@127.0.0.1:9/",
+        "REDIS_ADDR": "127.0.0.1:9",
+    }
+    ill = await asyncio.to_thread(refract, "doctor", variables=variables | wrong)
+    assert ill.returncode == 1
+    assert [line.split()[1] for line in ill.stdout.splitlines() if line.startswith("wrong")] == [
+        "database",
+        "schema",
+        "redis",
+        "rabbitmq",
+    ]
+    assert "hunter2" not in ill.stdout + ill.stderr
+
+    lost = await asyncio.to_thread(refract, "doctor", variables=variables | {"PORT": "http"})
+    assert lost.returncode == 1
+    assert 'environment variable "PORT" is "http"; expected a whole number from 1 to 65535' in lost.stdout
