@@ -3,6 +3,7 @@
 import asyncio
 import random
 import secrets
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -339,9 +340,11 @@ async def test_two_processes_on_one_embedded_file_do_not_lose_a_change(tmp_path:
         await store.close()
 
 
-async def test_an_embedded_file_that_cannot_be_used_is_unavailable(embedded: EmbeddedStateStore) -> None:
-    await asyncio.get_running_loop().run_in_executor(
-        embedded._thread, embedded._connection.execute, "DROP TABLE hashes"
-    )
+async def test_an_embedded_file_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None:
+    store = await EmbeddedStateStore.open(tmp_path / "state.sqlite3")
+    connection = sqlite3.connect(tmp_path / "state.sqlite3")
+    connection.execute("DROP TABLE hashes")
+    connection.close()
     with pytest.raises(Unavailable):
-        await embedded.ping()
+        await store.ping()
+    await store.close()

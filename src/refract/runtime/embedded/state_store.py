@@ -1,21 +1,16 @@
-"""The state store in a small SQLite file: one thread, one connection, one transaction at a time."""
+"""The state store in a small SQLite file."""
 
-import asyncio
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
 from refract.kernel.clock import Clock, SystemClock
-from refract.kernel.errors import Unavailable
+from refract.runtime.embedded.sqlite_thread import SqliteThread
 from refract.runtime.transitions import Transition
 
 T = TypeVar("T")
-
-_SECONDS_TO_WAIT_FOR_THE_FILE = 5.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS hashes (key TEXT PRIMARY KEY, over_at INTEGER) WITHOUT ROWID;
@@ -32,88 +27,62 @@ CREATE TABLE IF NOT EXISTS fields (
 class EmbeddedStateStore:
     """Hashes that outlive a restart, as they would in a Redis with an append-only file."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, clock: Clock) -> None:
-        self._connection = connection
-        self._thread = thread
+    def __init__(self, file: SqliteThread, clock: Clock) -> None:
+        self._file = file
         self._clock = clock
 
     @classmethod
     async def open(cls, path: Path, clock: Clock | None = None) -> Self:
         """Open the file, or make it."""
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-store")
+        file = SqliteThread(path, _SCHEMA)
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path)
+            await file.start()
         except BaseException:
-            thread.shutdown(wait=False)
+            await file.close()
             raise
-        return cls(connection, thread, clock or SystemClock())
+        return cls(file, clock or SystemClock())
 
     async def read(self, key: str) -> dict[str, str]:
         """All fields, or nothing when the key is absent or over."""
         sql = "SELECT field, value FROM fields WHERE key = ?"
-        return dict(await self._run(lambda: self._connection.execute(sql, (key,)).fetchall()))
+        return dict(await self._run(lambda connection: connection.execute(sql, (key,)).fetchall()))
 
     async def write(self, key: str, fields: Mapping[str, str | int], ttl: float) -> None:
         """Set fields, keeping the others, and let the whole hash live `ttl` seconds from now."""
         over_at = self._clock.milliseconds() + math.ceil(ttl * 1000)
 
-        def change() -> None:
-            _Hash(self._connection, key).update({field: str(value) for field, value in fields.items()})
-            self._connection.execute("UPDATE hashes SET over_at = ? WHERE key = ?", (over_at, key))
+        def change(connection: sqlite3.Connection) -> None:
+            _Hash(connection, key).update({field: str(value) for field, value in fields.items()})
+            connection.execute("UPDATE hashes SET over_at = ? WHERE key = ?", (over_at, key))
 
         await self._run(change)
 
     async def apply(self, transition: Transition, key: str, *arguments: str | int) -> str:
         """Run a transition alone with the hash; returns its word for what happened."""
         texts = [str(argument) for argument in arguments]
-        return await self._run(lambda: transition.python(_Hash(self._connection, key), texts))
+        return await self._run(lambda connection: transition.python(_Hash(connection, key), texts))
 
     async def delete(self, key: str) -> None:
         """Forget a hash."""
-        await self._run(lambda: self._connection.execute("DELETE FROM hashes WHERE key = ?", (key,)))
+        await self._run(lambda connection: connection.execute("DELETE FROM hashes WHERE key = ?", (key,)).rowcount)
 
     async def ping(self) -> None:
         """Return if the file can be read; raise Unavailable if not."""
-        await self._run(lambda: self._connection.execute("SELECT count(*) FROM hashes").fetchone())
+        await self._run(lambda connection: connection.execute("SELECT count(*) FROM hashes").fetchone())
 
     async def close(self) -> None:
         """Finish what runs, and close the file."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
-        self._thread.shutdown(wait=False)
+        await self._file.close()
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do something to the hashes that are not over."""
+        now = self._clock.milliseconds()
 
-    def _transact(self, work: Callable[[], T]) -> T:
-        try:
-            with _transaction(self._connection):
-                over = "DELETE FROM hashes WHERE over_at <= ?"
-                self._connection.execute(over, (self._clock.milliseconds(),))
-                return work()
-        except sqlite3.Error as error:
-            raise Unavailable("state store", str(error)) from error
+        def job(connection: sqlite3.Connection) -> T:
+            connection.execute("DELETE FROM hashes WHERE over_at <= ?", (now,))
+            return work(connection)
 
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_SECONDS_TO_WAIT_FOR_THE_FILE, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    with _transaction(connection):
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-    return connection
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
+        return await self._file.run(job)
 
 
 class _Hash(MutableMapping[str, str]):
