@@ -25,7 +25,7 @@ def run(names: Sequence[str]) -> None:
     if not chosen:
         return
     with in_use() as used:
-        print(f"over {', '.join(map(str, used))}", flush=True)
+        print(f"over {', '.join(map(str, used))}")
         for measure_over in chosen:
             measure_over(environment(used))
 
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no {', '.join(unknown)}; expected {', '.join(NAMES)}")
     signal.signal(signal.SIGTERM, _leave)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe shall show each line at once, too
     try:
         run(names)
     except (MissingSoftware, ServerError) as error:

@@ -16,9 +16,9 @@ from benchmarks.wrk import ensure_wrk, load
 ROUNDS = 3
 CONNECTIONS = 16
 PROBES_A_SECOND = 200
-PROBE_SECONDS = 3.0
+PROBE_SECONDS = 2.5
 LEAD_SECONDS = 0.5
-LOAD_SECONDS = 5
+LOAD_SECONDS = 4
 QUIET = "none"
 LOADS = (QUIET, "/ready", "/no/such/page")
 TARGET_MILLISECONDS = 10.0

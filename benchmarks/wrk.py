@@ -18,7 +18,7 @@ def ensure_wrk() -> None:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise MissingSoftware("wrk is missing: install the Debian package wrk")
-    print("Installing wrk with apt-get …", flush=True)
+    print("Installing wrk with apt-get …")
     for arguments in (("update",), ("install", "--yes", "--no-install-recommends", "wrk")):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         done = subprocess.run([*APT_GET, *arguments], check=False, env=environment, capture_output=True, text=True)

@@ -1,11 +1,13 @@
 """Fixtures for all tests: where the real servers are, and a corner of each that no other test uses."""
 
 import secrets
-from collections.abc import AsyncIterator
+from asyncio import AbstractEventLoop as Loop
+from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis, Server
@@ -14,6 +16,11 @@ from tests.support.servers.selection import configured
 # A busy machine makes examples slow, and no property of ours is about time.
 settings.register_profile("refract", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("refract")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], Loop]]:
+    """Tests run on the event loop that processes run on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def _address(server: type[Server]) -> str:

@@ -75,7 +75,7 @@ class TestRelay:
         self, world: World, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(outbox, "BATCH", 7)
-        messages = [world.message(noted(number)) for number in range(100)]
+        messages = [replace(world.message(noted(number)), message_id=f"{-number}") for number in range(100)]
         for message in messages:
             await world.post(message)
         await world.relay().drain()
@@ -411,6 +411,15 @@ class TestKeeper:
             await eventually(lambda: world.counted("outbox_pending", service="test") == 1)
             await world.announce(noted(2))
             await eventually(lambda: world.counted("outbox_pending", service="test") == 2)
+
+    async def test_goes_on_while_the_database_is_away(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(keeping, "MEASURE_SECONDS", 0.01)
+        keeper = _keeper(world)
+        await world.database.close()
+        async with running(keeper.run):
+            await eventually(lambda: caplog.messages.count("housekeeping failed; will retry") > 2)
 
 
 def _keeper(world: World) -> Keeper:

@@ -1,6 +1,7 @@
 """A small world of one mode: a migrated database, a bus, and what relays and readers of a test do between them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from refract.kernel.clock import Clock
+from refract.kernel.clock import Clock, SystemClock
 from refract.kernel.events import Event, EventDecoder, LinkEvent
 from refract.runtime.inbox import Handle, Inbox
 from refract.runtime.messages import DeadLetter, Message, Queue
@@ -132,6 +133,25 @@ class World:
         """The value of a metric."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
+    def address(self) -> str:
+        """All that another process needs to come here."""
+        embedded = isinstance(self.location, Path)
+        bus = self.buses.url if isinstance(self.buses, RabbitBuses) else ""
+        return json.dumps([embedded, str(self.location), bus, self.buses.prefix, self.queue.prefetch])
+
+
+async def visit(address: str) -> World:
+    """The same world, in another process."""
+    embedded, location, bus, prefix, prefetch = json.loads(address)
+    buses: Buses = EmbeddedBuses(Path(location).parent) if embedded else RabbitBuses(bus)
+    buses.prefix = prefix
+    return await _enter(Path(location) if embedded else location, buses, SystemClock(), prefetch)
+
+
+async def _enter(location: Location, buses: Buses, clock: Clock, prefetch: int) -> World:
+    queue = buses.queue("reader", Noted.routing_key(), prefetch=prefetch)
+    return World(location, buses, await open_database(location), await buses.open(), clock, queue)
+
 
 def buses_beside(location: Location, request: pytest.FixtureRequest) -> Buses:
     """Where the buses meet that belong to a database: in the same folder, or on the broker of this run."""
@@ -146,13 +166,12 @@ async def open_world(
 ) -> AsyncIterator[World]:
     """A world on an empty database; its queue is named and not yet declared."""
     await migrate("links", location)
-    database = await open_database(location)
-    async with database.transaction() as tx:
+    world = await _enter(location, buses, clock or ManualClock(datetime.now(UTC)), prefetch)
+    async with world.database.transaction() as tx:
         await tx.execute(CREATE_EFFECTS)
-    queue = buses.queue("reader", Noted.routing_key(), prefetch=prefetch)
-    yield World(location, buses, database, await buses.open(), clock or ManualClock(datetime.now(UTC)), queue)
+    yield world
     await buses.close()
-    await database.close()
+    await world.database.close()
 
 
 @asynccontextmanager

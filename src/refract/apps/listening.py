@@ -1,5 +1,7 @@
 """How a process listens: its public port, and its metrics where METRICS_ADDR says so."""
 
+import gc
+
 from refract.runtime.edge import Application
 from refract.runtime.metrics import Metrics
 from refract.runtime.server import HttpServer, ServerLimits
@@ -23,3 +25,6 @@ async def listen(
         await supervisor.start("metrics", inside.start, inside.stop)
     server = HttpServer(application, host=settings.host, port=settings.port, limits=limits)
     await supervisor.start("http", server.start, server.stop)
+    # What is there now stays until the end. Without this every full collection visits all of it, which stops the
+    # event loop, and so every request, for some 50 ms.
+    gc.freeze()

@@ -22,7 +22,11 @@ Handle = Callable[[Transaction, Sequence[Event]], Awaitable[None]]
 """What a reader does with events it has not seen, inside the transaction that marks them."""
 
 ATTEMPTS = 5
+PARTS = 8
+"""Into so many a batch that failed is divided: more would be many small transactions, fewer much work done again."""
+
 PRUNE_BATCH = 1000
+FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 5.0
 MAX_REASON = 1000
 
@@ -110,24 +114,28 @@ class Inbox:
         self._database = database
         self._bus = bus
         self._clock = clock
+        # If a counted attempt kills us, it is the one that did: and many that fail leave the database to others.
+        self._one_at_a_time = asyncio.Lock()
         self._handled = metrics.inbox_handled.labels(queue.name)
         self._repeated = metrics.inbox_repeated.labels(queue.name)
         self._buried = metrics.inbox_buried.labels(queue.name)
 
     async def run(self) -> None:
-        """Handle messages as they come, for ever."""
-        async with self._bus.reader(self._queue) as reader:
+        """Handle messages as they come, for ever; one that fails is tried again beside those that come after it."""
+        async with self._bus.reader(self._queue) as reader, asyncio.TaskGroup() as retries:
             while True:
-                await self.settle(reader, await reader.next_batch())
+                for letter in await self.settle(reader, await reader.next_batch()):
+                    retries.create_task(self.settle_alone(reader, letter))
 
-    async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> None:
-        """Handle a batch as one; what fails by itself, or may have killed a reader before, is handled one by one."""
+    async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> list[Letter]:
+        """Handle a batch as one, but what may have killed a reader before one by one; returns what failed."""
         letters = [letter for delivery in deliveries if (letter := await self._open(reader, delivery))]
         fresh = [letter for letter in letters if not letter.delivery.redelivered]
-        suspects = await self._settle_together(reader, fresh) if fresh else []
-        suspects += [letter for letter in letters if letter.delivery.redelivered]
-        for letter in suspects:
-            await self._settle_alone(reader, letter)
+        failed = await self._settle_together(reader, fresh) if fresh else []
+        for letter in letters:
+            if letter.delivery.redelivered:
+                await self.settle_alone(reader, letter)
+        return failed
 
     async def _open(self, reader: QueueReader, delivery: Delivery) -> Letter | None:
         try:
@@ -138,15 +146,17 @@ class Inbox:
         return Letter(delivery, events)
 
     async def _settle_together(self, reader: QueueReader, letters: list[Letter]) -> list[Letter]:
-        """Handle letters as one, and in halves where that fails; returns those that fail by themselves."""
+        """Handle letters as one, and in parts where that fails; returns those that fail by themselves."""
         if await self._applied_together(letters):
             await reader.acknowledge([letter.delivery for letter in letters])
             return []
         if len(letters) == 1:
             return letters
-        middle = len(letters) // 2
-        failed = await self._settle_together(reader, letters[:middle])
-        return failed + await self._settle_together(reader, letters[middle:])
+        size = max(1, len(letters) // PARTS)
+        failed: list[Letter] = []
+        for first in range(0, len(letters), size):
+            failed += await self._settle_together(reader, letters[first : first + size])
+        return failed
 
     async def _applied_together(self, letters: Sequence[Letter]) -> bool:
         pause = 0.0
@@ -161,18 +171,19 @@ class Inbox:
             else:
                 return True
 
-    async def _settle_alone(self, reader: QueueReader, letter: Letter) -> None:
+    async def settle_alone(self, reader: QueueReader, letter: Letter) -> None:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
         pause, counted = 0.0, False
         while True:
             try:
-                if not counted:
-                    attempts, last_error = await self._count_attempt(letter)
-                    counted = True
-                if attempts > ATTEMPTS:
-                    await self._run(FORGET_ATTEMPTS, letter)
-                    break
-                failure = await self._attempt(letter)
+                async with self._one_at_a_time:
+                    if not counted:
+                        attempts, last_error = await self._count_attempt(letter)
+                        counted = True
+                    if attempts > ATTEMPTS:
+                        await self._run(FORGET_ATTEMPTS, letter)
+                        break
+                    failure = await self._attempt(letter)
             except Unavailable as error:
                 counted = counted and not await self._uncounted(letter)
                 pause = await self._wait_for_dependency(error, pause)
@@ -182,7 +193,7 @@ class Inbox:
                 return
             counted = False
             logger.warning("message failed", extra={"queue": self._queue.name, "attempt": attempts, "error": failure})
-            await asyncio.sleep(min(LONGEST_PAUSE, 0.01 * 2**attempts))
+            await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts))
         await self._bury(reader, letter.delivery, last_error or f"the reader died {ATTEMPTS} times while handling it")
 
     async def _attempt(self, letter: Letter) -> str | None:

@@ -91,6 +91,13 @@ class Session:
         """This channel is about to be closed on purpose."""
         self._watched.pop(channel).remove_done_callback(self._ended)
 
+    def write(self, frames: bytes) -> None:
+        """Hand frames to the socket; uvloop raises where it has gone and nobody was told yet."""
+        try:
+            self.writer.write(frames)
+        except RuntimeError:
+            self.cut()
+
     async def unblocked(self) -> None:
         """Wait while an alarm makes the broker refuse what is published."""
         await self.connection.ready()

@@ -67,7 +67,7 @@ class ConfirmingChannel(aiormq.Channel):
         self.exchanges = {""}
         self.last_heard = 0.0
         self._clock = clock
-        self._writer = session.writer
+        self._write = session.write
         self._tag = 0
         self._sent: dict[int, _Sent] = {}
         self._returnable: dict[tuple[str, str, str], list[_Sent]] = {}
@@ -87,7 +87,7 @@ class ConfirmingChannel(aiormq.Channel):
             sent = self._sent[self._tag] = _Sent(batch, index, message)
             if message.mandatory:
                 self._returnable.setdefault(sent.identity, []).append(sent)
-        self._writer.write(b"".join(frames))
+        self._write(b"".join(frames))
 
     async def _on_confirm_frame(self, frame: ConfirmationFrameType) -> None:
         self.last_heard = self.loop.time()

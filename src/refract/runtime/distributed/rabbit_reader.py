@@ -54,7 +54,7 @@ class _Subscription:
         frames += [settlement(number, False) for number in sorted(wanted.difference(oldest))]  # noqa: FBT003
         for number in wanted:
             del self._unsettled[number]
-        self.session.writer.write(b"".join(frame.marshal(one, self.channel.number) for one in frames))
+        self.session.write(b"".join(frame.marshal(one, self.channel.number) for one in frames))
 
     def _oldest(self, wanted: set[int]) -> list[int]:
         """The longest run of wanted deliveries before which nothing is unsettled."""
