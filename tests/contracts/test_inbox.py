@@ -3,8 +3,10 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -14,11 +16,11 @@ from refract.runtime import inbox
 from refract.runtime.correlation import current_correlation_id
 from refract.runtime.inbox import prune_inbox
 from refract.runtime.messages import Message
-from refract.runtime.ports import QueueReader, Transaction
+from refract.runtime.ports import Database, QueueReader, Transaction
 from tests.support.buses import take
 from tests.support.databases import Location, open_database
 from tests.support.waiting import eventually
-from tests.support.worlds import Noted, World, add_effects, buses_beside, noted, open_world, running
+from tests.support.worlds import INBOX, Noted, World, add_effects, buses_beside, noted, open_world, running
 
 BAD = -1
 
@@ -104,10 +106,11 @@ class TestOnce:
     async def test_a_handler_that_fails_leaves_neither_mark_nor_effect(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seen: list[tuple[list[int], int]] = []
+        seen: list[tuple[list[int], int, int]] = []
 
         async def handle(tx: Transaction, events: Sequence[Event]) -> None:
-            seen.append((await world.effects(), len(await world.marks())))
+            # Inside there is the mark, and outside there is nothing: it is the same transaction.
+            seen.append((await world.effects(), len(await world.marks()), len(await tx.fetch(INBOX))))
             await add_effects(tx, events)
             if len(seen) < 4:
                 raise ValueError("not yet")
@@ -115,7 +118,7 @@ class TestOnce:
         await world.publish(noted(1))
         async with running(world.inbox(handle).run):
             await eventually(lambda: handled(world, 1))
-        assert seen == [([], 0)] * 4
+        assert seen == [([], 0, 1)] * 4
         assert len(await world.marks()) == 1
         assert await world.attempts() == []
         assert await world.dead() == []
@@ -151,21 +154,41 @@ class TestOnce:
             await eventually(lambda: handled(world, 2))
         assert await world.effects() == [1, 1]
 
-    async def test_two_readers_of_one_queue_do_not_double_or_deadlock(
-        self, world: World, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """The same events reach both, in opposite orders and in one transaction each: unsorted, they would deadlock."""
+    async def test_two_readers_of_one_queue_have_one_effect(self, world: World) -> None:
         events = [noted(number) for number in range(600)]
         for _ in range(2):
-            await world.publish(*events)
-            await world.publish(*reversed(events))
-        elsewhere = await open_database(world.location) if world.database.dialect == "postgresql" else world.database
-        async with running(world.inbox().run, world.inbox(database=elsewhere).run):
-            await eventually(lambda: world.counted("inbox_repeated_total", reader=world.queue.name) == 1800, timeout=30)
+            await world.publish(*events, *reversed(events))
+        async with (
+            another_database(world) as elsewhere,
+            running(world.inbox().run, world.inbox(database=elsewhere).run),
+        ):
+            repeated = partial(world.counted, "inbox_repeated_total", reader=world.queue.name)
+            await eventually(lambda: repeated() == 1800, timeout=30)
         assert await world.effects() == list(range(600))
+
+    async def test_the_same_events_in_opposite_orders_do_not_deadlock(
+        self, world: World, reader: QueueReader, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with another_database(world) as elsewhere:
+            one, other = world.inbox(), world.inbox(database=elsewhere)
+            for rounds in range(20):
+                events = [noted(number) for number in range(200 * rounds, 200 * rounds + 200)]
+                await world.publish(*events, *reversed(events))
+                deliveries = await take(reader, 400)
+                await asyncio.gather(one.settle(reader, deliveries[:200]), other.settle(reader, deliveries[200:]))
+        assert await world.effects() == list(range(4_000))
         assert [record for record in caplog.records if record.name == "refract.inbox"] == []
-        if elsewhere is not world.database:
-            await elsewhere.close()
+
+
+@asynccontextmanager
+async def another_database(world: World) -> AsyncIterator[Database]:
+    """The database as another process has it; a SQLite file has one process."""
+    if world.database.dialect == "sqlite":
+        yield world.database
+        return
+    elsewhere = await open_database(world.location)
+    yield elsewhere
+    await elsewhere.close()
 
 
 class TestPoison:

@@ -102,7 +102,7 @@ async def test_nobody_migrates_while_another_process_does(
 async def held_lock(location: Location) -> AsyncIterator[None]:
     """The lock that a migrating process holds."""
     if isinstance(location, Path):
-        with location.with_name(f"{location.name}.migrating").open("w") as file:
+        with location.with_name("migrating.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
         return

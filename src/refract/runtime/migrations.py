@@ -83,7 +83,8 @@ def _sqlite_revision(path: Path) -> str | None:
 
 
 def _migrate_sqlite(service: str, path: Path) -> None:
-    with _file_lock(path.with_name(f"{path.name}.migrating")):
+    # One lock for the directory: it stays behind, and one file is less to wonder about than one for each database.
+    with _file_lock(path.with_name("migrating.lock")):
         if not _is_current(service, _sqlite_revision(path)):
             from refract.runtime.upgrading import upgrade_sqlite  # noqa: PLC0415  # only when there is something to do
 

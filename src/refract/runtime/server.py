@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -78,7 +79,7 @@ class HttpServer:
             for listening in self._sockets or ():
                 self._listeners.append(await loop.create_server(connection, sock=listening, backlog=BACKLOG))
         except OSError as error:
-            reason = error.strerror or error
+            reason = os.strerror(error.errno) if error.errno else error  # the loop's own words repeat the address
             raise Misconfigured(f"FATAL: cannot listen on {self._host}:{self.port}: {reason}") from error
         self.port = self._listeners[0].sockets[0].getsockname()[1]
         self._sweep(shared)
