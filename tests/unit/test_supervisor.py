@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from refract.runtime import supervisor as supervisor_module
 from refract.runtime.supervisor import Supervisor
 from tests.support.waiting import eventually
 
@@ -152,7 +153,7 @@ async def test_a_part_that_hangs_or_fails_does_not_keep_the_others_from_stopping
     assert [record.message for record in caplog.records] == ["part failed to stop", "part did not stop in time"]
 
 
-async def test_a_second_request_waits_for_nothing() -> None:
+async def test_a_second_request_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = asyncio.Event()
 
     async def hang(_seconds: float) -> None:
@@ -168,9 +169,25 @@ async def test_a_second_request_waits_for_nothing() -> None:
             supervisor.request_stop()
             await supervisor.wait()
 
+    monkeypatch.setattr(supervisor_module, "SAME_REQUEST", -1)
     process = asyncio.create_task(run())
     await hanging.wait()
     requests[0].request_stop()
 
     await eventually(process.done)
     assert process.cancelled()
+
+
+async def test_a_signal_that_came_twice_at_once_is_one() -> None:
+    stopped: list[str] = []
+
+    async def stop(_seconds: float) -> None:
+        await asyncio.sleep(0)
+        stopped.append("in peace")
+
+    async with Supervisor() as supervisor:
+        await supervisor.start("server", nothing, stop)
+        supervisor.request_stop()
+        supervisor.request_stop()
+
+    assert stopped == ["in peace"]

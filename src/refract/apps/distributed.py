@@ -46,10 +46,18 @@ async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: 
         database = await supervisor.open(
             "database", PostgresDatabase.open(engines.database_dsn, service=entry.wire_name)
         )
-        await migrate(entry.name, engines.database_dsn)
+        await supervisor.unless_stopping(migrate(entry.name, engines.database_dsn))
         checks = await _open_redis(supervisor, engines.redis)
         bus = await supervisor.open("bus", _connected(RabbitBus(engines.rabbitmq_url)))
-        foundation = Foundation(database, bus, SystemClock(), metrics, settings.outbox_retention, checks)
+        foundation = Foundation(
+            database=database,
+            bus=bus,
+            clock=SystemClock(),
+            metrics=metrics,
+            outbox_retention=settings.outbox_retention,
+            trusted_proxies=settings.trusted_proxies,
+            checks=checks,
+        )
         service = BUILDERS[entry.name](foundation)
         await service.join(supervisor)
         await listen(supervisor, service.application, settings, metrics, SERVICE_LIMITS)
@@ -70,7 +78,7 @@ async def _run_gateway(settings: ProcessSettings, engines: EngineSettings, targe
         await supervisor.start("proxy", _nothing_to_start, gateway.stop)
         await listen(supervisor, gateway.application, settings, metrics, GATEWAY_LIMITS)
         # After the port is open: services that wait for the gateway must not wait for one another.
-        await gateway.check_services()
+        await supervisor.unless_stopping(gateway.check_services())
         await supervisor.wait()
 
 

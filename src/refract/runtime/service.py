@@ -8,6 +8,7 @@ from typing import Any
 
 from refract.kernel.clock import Clock
 from refract.kernel.events import EventDecoder
+from refract.runtime.client_address import Network
 from refract.runtime.edge import Application
 from refract.runtime.inbox import Handle, Inbox
 from refract.runtime.keeping import Keeper
@@ -29,6 +30,7 @@ class Foundation:
     clock: Clock
     metrics: Metrics
     outbox_retention: timedelta
+    trusted_proxies: Sequence[Network] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
 
 
@@ -100,7 +102,13 @@ def compose(
     checks = {"database": foundation.database.ping, "bus": bus.ping, **foundation.checks}
     return Service(
         wire_name,
-        build_app(wire_name, routes, ready=checks, metrics=foundation.metrics),
+        build_app(
+            wire_name,
+            routes,
+            ready=checks,
+            metrics=foundation.metrics,
+            trusted_proxies=foundation.trusted_proxies,
+        ),
         declare=partial(_declare, bus, queues),
         tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers),
     )

@@ -17,6 +17,9 @@ GRACE = 10.0
 MARGIN = 1.0
 """What is kept back of the grace for the parts that are stopped last."""
 
+SAME_REQUEST = 0.5
+"""Seconds within which a second signal is taken for the first: wrappers such as `timeout` send it to a whole group."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,6 +58,7 @@ class Supervisor:
         self._grace = grace
         self._parts: list[_Part] = []
         self._stopping = asyncio.Event()
+        self._requested_at = 0.0
         self._owner: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
@@ -74,21 +78,38 @@ class Supervisor:
         return kind is StopRequested
 
     def request_stop(self) -> None:
-        """Begin to stop; asked a second time, wait for nothing any longer."""
-        if self._stopping.is_set() and self._owner is not None:
+        """Begin to stop; asked again, wait for nothing any longer."""
+        now = asyncio.get_running_loop().time()
+        if not self._stopping.is_set():
+            self._requested_at = now
+            self._stopping.set()
+        elif now - self._requested_at > SAME_REQUEST and self._owner is not None:
             self._owner.cancel()
-        self._stopping.set()
 
     async def open(self, name: str, opening: Coroutine[Any, Any, C]) -> C:
         """Open something and close it at the end."""
-        opened = await self._unless_stopping(opening)
+        opened = await self.unless_stopping(opening)
         self._parts.append(_Part(name, lambda _seconds: opened.close()))
         return opened
 
     async def start(self, name: str, start: Callable[[], Coroutine[Any, Any, None]], stop: Stop) -> None:
         """Start something and stop it at the end."""
-        await self._unless_stopping(start())
+        await self.unless_stopping(start())
         self._parts.append(_Part(name, stop))
+
+    async def unless_stopping(self, starting: Coroutine[Any, Any, T]) -> T:
+        """The result, unless we are asked to stop before: what still waits for its server then is given up."""
+        task = asyncio.create_task(starting)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise StopRequested
+        finally:
+            task.cancel()
+            stopping.cancel()
+            await asyncio.wait({task, stopping})
 
     def watch(self, name: str, run: Run, *, drain: Run | None = None) -> None:
         """Run a background task: restarted after a pause when it dies, cancelled and then drained at the end."""
@@ -106,20 +127,6 @@ class Supervisor:
         """Stay until asked to stop."""
         await self._stopping.wait()
         logger.info("shutdown signal received")
-
-    async def _unless_stopping(self, starting: Coroutine[Any, Any, T]) -> T:
-        """What is still waiting for its server when we are asked to stop is given up."""
-        task = asyncio.create_task(starting)
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise StopRequested
-        finally:
-            task.cancel()
-            stopping.cancel()
-            await asyncio.wait({task, stopping})
 
     async def _stop_parts(self) -> None:
         """Stop in reverse. A part that overruns is left behind, so that the rest still gets its turn."""
