@@ -103,13 +103,15 @@ async def test_a_task_that_dies_or_ends_is_restarted() -> None:
                 raise RuntimeError("first life")
             if lives == 2:
                 return
+            if lives == 3:
+                raise asyncio.CancelledError
             supervisor.request_stop()
             await for_ever()
 
         supervisor.watch("reader", run)
         await supervisor.wait()
 
-    assert lives == 3
+    assert lives == 4
 
 
 async def test_a_task_is_cancelled_and_then_drained_before_what_it_uses_is_closed() -> None:

@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self, TypeVar
 logger = logging.getLogger("refract.supervisor")
 
 RESTART_PAUSE = 5.0
-GRACE = 10.0
-"""Seconds from the signal to the end of the process."""
+GRACE = 8.0
+"""Seconds from the signal until everything has been told to stop: the end of the process comes within ten."""
 
-MARGIN = 1.0
+MARGIN = 1.5
 """What is kept back of the grace for the parts that are stopped last."""
 
 SAME_REQUEST = 0.5
@@ -149,6 +149,12 @@ class Supervisor:
             try:
                 await run()
                 logger.error("background task ended; restarting it", extra={"task": name})
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Something it waited for was cancelled by others: that must not end it without a word.
+                logger.exception("background task was cancelled from inside; restarting it", extra={"task": name})
             except Exception:
                 logger.exception("background task died; restarting it", extra={"task": name})
             await asyncio.sleep(self._restart_pause)
