@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -14,7 +13,6 @@ from refract.kernel.errors import PoisonMessage, Unavailable
 from refract.kernel.events import Event, encode_batch
 from refract.runtime import inbox
 from refract.runtime.correlation import current_correlation_id
-from refract.runtime.inbox import prune_inbox
 from refract.runtime.messages import Message
 from refract.runtime.ports import Database, QueueReader, Transaction
 from tests.support.buses import take
@@ -46,10 +44,12 @@ class Unlucky:
     def __init__(self, error: BaseException, number: int = BAD) -> None:
         self.error = error
         self.number = number
+        self.calls = 0
         self.tries = 0
 
     async def __call__(self, tx: Transaction, events: Sequence[Event]) -> None:
         """Write down what there is, and only then fail: what was written must be gone."""
+        self.calls += 1
         await add_effects(tx, events)
         if any(isinstance(event, Noted) and event.number == self.number for event in events):
             self.tries += 1
@@ -207,6 +207,16 @@ class TestPoison:
         assert await world.attempts() == []
         assert world.counted("inbox_buried_total", reader=world.queue.name) == 1
         assert world.counted("inbox_handled_total", reader=world.queue.name) == 100
+
+    async def test_it_is_found_without_handling_every_neighbour_by_itself(
+        self, world: World, reader: QueueReader
+    ) -> None:
+        handle = Unlucky(ValueError("no"))
+        await world.publish(*map(noted, range(300)), noted(BAD), *map(noted, range(300, 499)))
+        [letter] = await world.inbox(handle).settle(reader, await take(reader, 500))
+        assert b'"number":-1' in letter.delivery.message.body
+        assert await world.effects() == list(range(499))
+        assert handle.calls < 50
 
     async def test_a_message_that_fails_holds_nobody_up(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(inbox, "FIRST_PAUSE", 3600.0)
@@ -383,18 +393,3 @@ class TestCorrelation:
         await world.inbox(handle).settle(reader, await take(reader, 2))
         assert heard == ["request-1", ""]
         assert current_correlation_id() == ""
-
-
-class TestPruning:
-    async def test_forgets_old_marks_in_batches(self, world: World) -> None:
-        now = datetime.now(UTC)
-        old, many = now - timedelta(days=20), 2 * inbox.PRUNE_BATCH + 10
-        async with world.database.transaction() as tx:
-            marks = [("reader", f"old-{number}", old) for number in range(many)]
-            marks += [("reader", f"young-{number}", now) for number in range(3)]
-            await tx.insert_many("inbox", ("reader", "event_id", "handled_at"), marks)
-            counts = [("reader", "old", 1, old), ("reader", "young", 1, now)]
-            await tx.insert_many("inbox_attempts", ("reader", "message_id", "attempts", "updated_at"), counts)
-        assert await prune_inbox(world.database, now - timedelta(days=14)) == many
-        assert [row["event_id"] for row in await world.marks()] == ["young-0", "young-1", "young-2"]
-        assert [row["message_id"] for row in await world.attempts()] == ["young"]

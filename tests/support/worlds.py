@@ -12,6 +12,7 @@ import pytest
 
 from refract.kernel.clock import Clock, SystemClock
 from refract.kernel.events import Event, EventDecoder, LinkEvent
+from refract.kernel.ids import new_event_id
 from refract.runtime.inbox import Handle, Inbox
 from refract.runtime.messages import DeadLetter, Message, Queue
 from refract.runtime.metrics import Metrics
@@ -100,6 +101,12 @@ class World:
         """Save messages in one transaction."""
         async with self.database.transaction() as tx:
             await tx.post(*messages)
+
+    def row(self, moment: datetime, number: int = 0) -> tuple[object, ...]:
+        """An outbox row as if it had been announced at that moment, in the order of OUTBOX_COLUMNS."""
+        milliseconds = f"{round(moment.timestamp() * 1000):012x}"
+        row_id = f"{milliseconds[:8]}-{milliseconds[8:]}-{new_event_id()[14:]}"
+        return row_id, self.buses.exchange, Noted.routing_key(), "{}", f"message-{number}", "", False, moment
 
     async def publish(self, *events: Event) -> None:
         """Publish events past the outbox; all of them are taken."""
