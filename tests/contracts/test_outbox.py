@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -201,6 +201,61 @@ class TestUnroutable:
             assert bodies(await drain(reader, 1)) == [message.body]
 
 
+class TestMeasure:
+    async def test_batches_are_small_where_rows_are_heavy(
+        self, world: World, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outbox, "BATCH_BYTES", 10_000)
+        messages = [replace(world.message(noted(number)), body=b"%04d" % number * 250) for number in range(200)]
+        await world.post(*messages)
+        sizes: list[int] = []
+        publish_all = world.bus.publish_all
+
+        async def weighed(batch: Sequence[Message]) -> list[NotPublished | None]:
+            sizes.append(len(batch))
+            return await publish_all(batch)
+
+        monkeypatch.setattr(world.bus, "publish_all", weighed)
+        await world.relay().drain()
+        assert sizes[0] == outbox.FIRST_BATCH
+        assert set(sizes[1:-1]) == {10}
+        assert bodies(await drain(reader, 200)) == [message.body for message in messages]
+
+    async def test_a_clock_that_was_set_back_holds_nothing_up(self, world: World) -> None:
+        await world.announce(noted(1))
+        relay = world.relay()
+        await relay.drain()
+        assert (await world.outbox())[0]["attempts"] == 1
+        turn(world, -FOREVER)
+        await relay.drain()
+        assert (await world.outbox())[0]["attempts"] == 2
+
+    @pytest.mark.parametrize(
+        ("claim", "index"), [(outbox.CLAIM_FRESH, "outbox_fresh"), (outbox.CLAIM_FAILED, "outbox_failed")]
+    )
+    async def test_claims_stay_on_an_index(self, world: World, claim: Statement, index: str) -> None:
+        """Beside a week of published rows a claim must not look at one of them."""
+        async with world.database.transaction() as tx:
+            await tx.insert_many(
+                "outbox",
+                (*OUTBOX_COLUMNS, "published_at"),
+                [(*world.row(datetime.now(UTC), number), datetime.now(UTC)) for number in range(3_000)],
+            )
+        async with world.database.transaction() as tx:
+            await tx.execute(Statement("analyze", "Lets the planner know.", "ANALYZE outbox"))
+        explain = Statement(
+            "explain",
+            "Asks for the plan.",
+            f"EXPLAIN {claim.sql}",
+            sqlite=f"EXPLAIN QUERY PLAN {claim.for_sqlite()}",
+        )
+        parameters = {"batch": 10, "now": datetime.now(UTC), "never": datetime.now(UTC)}
+        asked = {name: parameters[name] for name in claim.for_postgresql()[1]}
+        async with world.database.transaction() as tx:
+            plan = await tx.fetch(explain, **asked)
+        assert index in str(plan)
+
+
 class TestTrouble:
     async def test_a_row_that_the_bus_cannot_take_does_not_starve_the_others(
         self, world: World, reader: QueueReader
@@ -257,7 +312,7 @@ class TestTrouble:
     async def test_a_relay_passes_over_what_another_one_holds(self, world: World, reader: QueueReader) -> None:
         await world.announce(noted(1))
         async with world.database.transaction() as tx:
-            [held] = await tx.fetch(outbox.CLAIM, failed=False, now=world.clock.now(), batch=10)
+            [held] = await tx.fetch(outbox.CLAIM_FRESH, batch=10)
             free = world.message(noted(2))
             await world.post(free)
             async with asyncio.timeout(10):

@@ -132,6 +132,10 @@ class World:
         """What was counted."""
         return await self.database.fetch(ATTEMPTS)
 
+    async def attempts_forgotten(self) -> bool:
+        """Whether nothing is counted any more."""
+        return not await self.attempts()
+
     async def dead(self) -> list[DeadLetter]:
         """The dead letters of this world's queue."""
         return await self.bus.dead_letters(self.queue.name, 1_000)

@@ -95,6 +95,10 @@ class Unavailable(RefractError):
         return f"{self.dependency} is unavailable: {self.reason}"
 
 
+class TimedOut(Unavailable):
+    """It answers, but one statement took longer than any may: asked the same again, it will probably do so again."""
+
+
 class UniqueViolation(RefractError):
     """A row with this key exists. `constraint` names the unique index, so that callers can tell which key."""
 
@@ -121,6 +125,10 @@ class NotPublished(RefractError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class BusAway(NotPublished):
+    """The bus as a whole did not take it, which is no fault of this message: no other one fares better now."""
 
 
 class Unroutable(NotPublished):

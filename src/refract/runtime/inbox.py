@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
+from typing import Any
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, PoisonMessage, Unavailable
+from refract.kernel.errors import NotPublished, PoisonMessage, TimedOut, Unavailable
 from refract.kernel.events import Event, EventDecoder
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Delivery, Queue
@@ -46,6 +48,22 @@ MARK = Statement(
     RETURNING event_id
     """,
 )
+COUNT_FIRST = Statement(
+    "inbox_count_first",
+    "Counts a first attempt of messages that were delivered before; returns those that had none counted yet.",
+    """
+    INSERT INTO inbox_attempts (reader, message_id, attempts, updated_at)
+    SELECT :reader, message_id, 1, :now FROM unnest(:message_ids::text[]) AS message_id
+    ON CONFLICT DO NOTHING
+    RETURNING message_id
+    """,
+    sqlite="""
+    INSERT INTO inbox_attempts (reader, message_id, attempts, updated_at)
+    SELECT :reader, value, 1, :now FROM json_each(:message_ids) WHERE true
+    ON CONFLICT DO NOTHING
+    RETURNING message_id
+    """,
+)
 COUNT_ATTEMPT = Statement(
     "inbox_count_attempt",
     "Counts an attempt before it is made, so that a message which kills its reader is found out.",
@@ -67,8 +85,12 @@ NOTE_FAILURE = Statement(
 )
 FORGET_ATTEMPTS = Statement(
     "inbox_forget_attempts",
-    "Drops the count of a message that is settled, handled or buried.",
-    "DELETE FROM inbox_attempts WHERE reader = :reader AND message_id = :message_id",
+    "Drops the counts of messages that are settled, handled or buried.",
+    "DELETE FROM inbox_attempts WHERE reader = :reader AND message_id = ANY(:message_ids)",
+    sqlite="""
+    DELETE FROM inbox_attempts
+    WHERE reader = :reader AND message_id IN (SELECT value FROM json_each(:message_ids))
+    """,
 )
 PRUNE_MARKS = Statement(
     "inbox_prune",
@@ -131,11 +153,30 @@ class Inbox:
         """Handle a batch as one, but what may have killed a reader before one by one; returns what failed."""
         letters = [letter for delivery in deliveries if (letter := await self._open(reader, delivery))]
         fresh = [letter for letter in letters if not letter.delivery.redelivered]
+        again = [letter for letter in letters if letter.delivery.redelivered]
         failed = await self._settle_together(reader, fresh) if fresh else []
-        for letter in letters:
-            if letter.delivery.redelivered:
+        if again:
+            # A broker that was killed delivers everything again: a second delivery alone is no reason to go slowly.
+            second, suspects = await self._told_apart(again)
+            failed += await self._settle_together(reader, second, counted=True) if second else []
+            for letter in suspects:
                 await self.settle_alone(reader, letter)
         return failed
+
+    async def _told_apart(self, letters: Sequence[Letter]) -> tuple[list[Letter], list[Letter]]:
+        """Those whose first counted attempt this is, and those that had one and did not survive it."""
+        ids = sorted({_storable(letter.delivery.message.message_id) for letter in letters})
+        pause = 0.0
+        while True:
+            try:
+                async with self._database.transaction() as tx:
+                    rows = await tx.fetch(COUNT_FIRST, reader=self._queue.name, message_ids=ids, now=self._clock.now())
+            except Unavailable as error:
+                pause = await self._wait_for_dependency(error, pause)
+                continue
+            first = {row["message_id"] for row in rows}
+            known = [_storable(letter.delivery.message.message_id) in first for letter in letters]
+            return list(compress(letters, known)), list(compress(letters, [not one for one in known]))
 
     async def _open(self, reader: QueueReader, delivery: Delivery) -> Letter | None:
         try:
@@ -145,9 +186,11 @@ class Inbox:
             return None
         return Letter(delivery, events)
 
-    async def _settle_together(self, reader: QueueReader, letters: list[Letter]) -> list[Letter]:
+    async def _settle_together(
+        self, reader: QueueReader, letters: list[Letter], *, counted: bool = False
+    ) -> list[Letter]:
         """Handle letters as one, and in parts where that fails; returns those that fail by themselves."""
-        if await self._applied_together(letters):
+        if await self._applied_together(letters, counted=counted):
             await reader.acknowledge([letter.delivery for letter in letters])
             return []
         if len(letters) == 1:
@@ -155,15 +198,17 @@ class Inbox:
         size = max(1, len(letters) // PARTS)
         failed: list[Letter] = []
         for first in range(0, len(letters), size):
-            failed += await self._settle_together(reader, letters[first : first + size])
+            failed += await self._settle_together(reader, letters[first : first + size], counted=counted)
         return failed
 
-    async def _applied_together(self, letters: Sequence[Letter]) -> bool:
+    async def _applied_together(self, letters: Sequence[Letter], *, counted: bool) -> bool:
         pause = 0.0
         while True:
             try:
-                await self._apply(letters)
+                await self._apply(letters, counted=counted)
             except Unavailable as error:
+                if isinstance(error, TimedOut):
+                    return False  # the database answers others: there is too much in it, or one letter takes for ever
                 pause = await self._wait_for_dependency(error, pause)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises, the letter to blame will be found
                 logger.warning("batch failed; looking for the message", extra={"error": _reason(error)})
@@ -181,7 +226,7 @@ class Inbox:
                         attempts, last_error = await self._count_attempt(letter)
                         counted = True
                     if attempts > ATTEMPTS:
-                        await self._run(FORGET_ATTEMPTS, letter)
+                        await self._forget(letter)
                         break
                     failure = await self._attempt(letter)
             except Unavailable as error:
@@ -200,13 +245,16 @@ class Inbox:
         """What went wrong, if it was the message's fault. A dependency's fault is raised."""
         try:
             await self._apply([letter], counted=True)
-        except Unavailable:
-            raise
+        except Unavailable as error:
+            if not isinstance(error, TimedOut):
+                raise
+            failure = _reason(error)
         except Exception as error:  # noqa: BLE001 - a message may fail in any way; the reason is kept with it
             failure = _reason(error)
-            await self._run(NOTE_FAILURE, letter, error=failure)
-            return failure
-        return None
+        else:
+            return None
+        await self._run(NOTE_FAILURE, letter, error=failure)
+        return failure
 
     async def _uncounted(self, letter: Letter) -> bool:
         """Whether an attempt that was not the message's fault could be taken back; else it stands for the next one."""
@@ -231,20 +279,19 @@ class Inbox:
                 if new:
                     await self._handle(tx, new)
                 if counted:
-                    for letter in letters:
-                        await tx.execute(FORGET_ATTEMPTS, **self._key(letter.delivery))
+                    await tx.execute(FORGET_ATTEMPTS, **self._keys(letters))
         self._handled.inc(len(new))
         self._repeated.inc(sum(len(letter.events) for letter in letters) - len(new))
 
     async def _count_attempt(self, letter: Letter) -> tuple[int, str | None]:
         async with self._database.transaction() as tx:
-            row = await tx.fetch_one(COUNT_ATTEMPT, **self._key(letter.delivery), now=self._clock.now())
+            row = await tx.fetch_one(COUNT_ATTEMPT, **self._key(letter), now=self._clock.now())
         assert row is not None, "INSERT … RETURNING always returns its row"
         return row["attempts"], row["last_error"]
 
     async def _run(self, statement: Statement, letter: Letter, **parameters: str) -> None:
         async with self._database.transaction() as tx:
-            await tx.execute(statement, **self._key(letter.delivery), **parameters)
+            await tx.execute(statement, **self._key(letter), **parameters)
 
     async def _bury(self, reader: QueueReader, delivery: Delivery, reason: str) -> None:
         """Move a message to the dead letters, waiting for the bus if need be: a letter is never dropped."""
@@ -261,8 +308,18 @@ class Inbox:
             extra={"queue": self._queue.dead, "message_id": delivery.message.message_id, "reason": reason},
         )
 
-    def _key(self, delivery: Delivery) -> dict[str, str]:
-        return {"reader": self._queue.name, "message_id": _storable(delivery.message.message_id)}
+    async def _forget(self, letter: Letter) -> None:
+        async with self._database.transaction() as tx:
+            await tx.execute(FORGET_ATTEMPTS, **self._keys([letter]))
+
+    def _key(self, letter: Letter) -> dict[str, str]:
+        return {"reader": self._queue.name, "message_id": _storable(letter.delivery.message.message_id)}
+
+    def _keys(self, letters: Sequence[Letter]) -> dict[str, Any]:
+        return {
+            "reader": self._queue.name,
+            "message_ids": [_storable(letter.delivery.message.message_id) for letter in letters],
+        }
 
     async def _wait_for_dependency(self, error: Exception, pause: float) -> float:
         pause = min(LONGEST_PAUSE, pause * 2 or 0.1)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TypeGuard
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable
 from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, Reads, Row, Transaction
@@ -20,31 +20,44 @@ POLL_SECONDS = 2.0
 """The net under the wake-up call: how long a saved event waits at most when nobody called."""
 
 BATCH = 500
+FIRST_BATCH = 64
+BATCH_BYTES = 4 * 1024 * 1024
+"""What a batch should weigh at most: a row may carry one event or hundreds of clicks, so batches grow and shrink."""
+
 RETRIES = 50
-"""How many rows that failed before are tried in one round, so that a heap of them leaves room for the others."""
+RETRY_SECONDS = 5.0
+"""How many rows that failed before are tried in one round, and for how long, so that they leave room for the others."""
 
 PRUNE_BATCH = 1000
 REPLAY_BATCH = 1000
 LONGEST_PAUSE = 30.0
 
-CLAIM = Statement(
-    "outbox_claim",
-    "Takes unpublished rows that no other relay holds: by state, never by the last id seen, which loses late commits.",
-    """
+_FRESH = """
     SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
     FROM outbox
-    WHERE published_at IS NULL AND (attempts > 0) = :failed AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
+    WHERE published_at IS NULL AND attempts = 0
     ORDER BY id
     LIMIT :batch
-    FOR UPDATE SKIP LOCKED
-    """,
-    sqlite="""
+"""
+_FAILED = """
     SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
     FROM outbox
-    WHERE published_at IS NULL AND (attempts > 0) = :failed AND (next_attempt_at IS NULL OR next_attempt_at <= :now)
-    ORDER BY id
+    WHERE published_at IS NULL AND attempts > 0 AND (next_attempt_at <= :now OR next_attempt_at > :never)
+    ORDER BY next_attempt_at
     LIMIT :batch
-    """,
+"""
+
+CLAIM_FRESH = Statement(
+    "outbox_claim_fresh",
+    "Takes new rows that no other relay holds: by state, never by the last id seen, which loses late commits.",
+    f"{_FRESH} FOR UPDATE SKIP LOCKED",
+    sqlite=_FRESH,
+)
+CLAIM_FAILED = Statement(
+    "outbox_claim_failed",
+    "Takes rows that failed before and are due, or would never be because the clock was set back.",
+    f"{_FAILED} FOR UPDATE SKIP LOCKED",
+    sqlite=_FAILED,
 )
 MARK = Statement(
     "outbox_mark",
@@ -60,7 +73,10 @@ POSTPONE = Statement(
 PENDING = Statement(
     "outbox_pending",
     "Counts what waits to be published.",
-    "SELECT count(*) AS pending FROM outbox WHERE published_at IS NULL",
+    """
+    SELECT (SELECT count(*) FROM outbox WHERE published_at IS NULL AND attempts = 0)
+         + (SELECT count(*) FROM outbox WHERE published_at IS NULL AND attempts > 0) AS pending
+    """,
 )
 PRUNE = Statement(
     "outbox_prune",
@@ -95,7 +111,7 @@ class Relay:
         self._clock = clock
         self._published = metrics.outbox_published.labels(service)
         self._failed = metrics.outbox_failed.labels(service)
-        self._batch = BATCH
+        self._batch = min(FIRST_BATCH, BATCH)
 
     async def run(self) -> None:
         """Publish as rows come, for ever. A server that is away is waited for, with growing pauses."""
@@ -146,15 +162,19 @@ class Relay:
 
     async def _claim(self, database: Reads, limit: int) -> tuple[list[Row], list[Row]]:
         now = self._clock.now()
+        never = now + 2 * timedelta(seconds=LONGEST_PAUSE)
         return (
-            await database.fetch(CLAIM, failed=False, now=now, batch=limit),
-            await database.fetch(CLAIM, failed=True, now=now, batch=RETRIES),
+            await database.fetch(CLAIM_FRESH, batch=limit),
+            await database.fetch(CLAIM_FAILED, now=now, never=never, batch=RETRIES),
         )
 
     async def _publish(self, fresh: Sequence[Row], failed: Sequence[Row]) -> list[Outcome]:
         """What became of the rows. One that failed before travels alone, so that it cannot take others along."""
         outcomes = await self._publish_together(fresh)
+        enough = self._clock.monotonic() + RETRY_SECONDS
         for row in failed:
+            if self._clock.monotonic() > enough:
+                break
             [outcome] = await self._bus.publish_all([_message(row)])
             outcomes.append((row, outcome))
             if _may_be_the_bus(outcome):
@@ -164,14 +184,16 @@ class Relay:
     async def _publish_together(self, rows: Sequence[Row]) -> list[Outcome]:
         if not rows:
             return []
-        sent = await self._bus.publish_all([_message(row) for row in rows])
+        messages = [_message(row) for row in rows]
+        sent = await self._bus.publish_all(messages)
         trouble = [outcome for outcome in sent if _may_be_the_bus(outcome)]
         if len(rows) == len(trouble) > 1:
             # Either the bus went away, which is no fault of any row, or one of them breaks the connection for all:
             # smaller and smaller batches find it, while nothing is put off.
             self._batch = len(rows) // 2
             raise trouble[0]
-        self._batch = min(BATCH, self._batch * 2)
+        weight = sum(len(message.body) for message in messages) / len(messages)
+        self._batch = max(1, min(BATCH, self._batch * 2, int(BATCH_BYTES / max(weight, 1))))
         return list(zip(rows, sent, strict=True))
 
     async def _settle(self, tx: Transaction, outcomes: Sequence[Outcome]) -> None:
@@ -199,9 +221,9 @@ class Relay:
             )
 
 
-def _may_be_the_bus(outcome: NotPublished | None) -> TypeGuard[NotPublished]:
-    """Whether a failure can be the bus's fault. Where no queue takes a message, the bus has answered."""
-    return outcome is not None and not isinstance(outcome, Unroutable)
+def _may_be_the_bus(outcome: NotPublished | None) -> TypeGuard[BusAway]:
+    """Whether it can be the bus's fault; a row that makes the broker hang up looks the same to its neighbours."""
+    return isinstance(outcome, BusAway)
 
 
 def _pause(attempts: int) -> timedelta:

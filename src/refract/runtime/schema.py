@@ -67,8 +67,14 @@ def create_outbox_v1() -> None:
         sa.Column("next_attempt_at", moment(), nullable=True),
         sa.Column("last_error", sa.Text(), nullable=True),
     )
-    unpublished = sa.text("published_at IS NULL")
-    op.create_index("outbox_unpublished", "outbox", ["id"], postgresql_where=unpublished, sqlite_where=unpublished)
+    # One index for each of the relay's two questions: a heap of rows of one kind costs the other nothing.
+    _index_where("outbox_fresh", "id", "published_at IS NULL AND attempts = 0")
+    _index_where("outbox_failed", "next_attempt_at", "published_at IS NULL AND attempts > 0")
+
+
+def _index_where(name: str, column: str, condition: str) -> None:
+    where = sa.text(condition)
+    op.create_index(name, "outbox", [column], postgresql_where=where, sqlite_where=where)
 
 
 def create_inbox_v1() -> None:

@@ -1,0 +1,85 @@
+"""What the inbox makes of messages that come again, and of those that take too long."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from refract.kernel.errors import TimedOut
+from refract.kernel.events import Event
+from refract.runtime.ports import Transaction
+from tests.support.buses import take
+from tests.support.databases import Location
+from tests.support.waiting import eventually
+from tests.support.worlds import Noted, World, add_effects, buses_beside, noted, open_world, running
+
+BAD = -1
+
+
+@pytest.fixture
+async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A database and a bus with the queue of one reader."""
+    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
+        await world.bus.declare(world.queue)
+        yield world
+
+
+async def take_and_die(world: World, count: int) -> None:
+    """Take messages as a reader would that is killed before it does anything with them."""
+    async with world.bus.reader(world.queue) as reader:
+        await take(reader, count)
+
+
+async def test_a_backlog_that_comes_again_is_handled_in_batches(world: World) -> None:
+    await world.publish(*map(noted, range(300)))
+    await take_and_die(world, 300)
+    batches: list[int] = []
+
+    async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+        batches.append(len(events))
+        await add_effects(tx, events)
+
+    async with running(world.inbox(handle).run):
+        await eventually(lambda: sum(batches) == 300)
+        await eventually(world.attempts_forgotten)
+    assert await world.effects() == list(range(300))
+    assert len(batches) < 100
+
+
+async def test_what_comes_again_a_second_time_is_handled_one_by_one(world: World) -> None:
+    """The second counted attempt is the first that tells who is to blame."""
+    await world.publish(*map(noted, range(20)))
+    await take_and_die(world, 20)
+    batches: list[int] = []
+
+    async def die(_tx: Transaction, _events: Sequence[Event]) -> None:
+        raise SystemExit
+
+    async with world.bus.reader(world.queue) as reader:
+        deliveries = await take(reader, 20)
+        with pytest.raises(SystemExit):
+            await world.inbox(die).settle(reader, deliveries)
+    assert {row["attempts"] for row in await world.attempts()} == {1}
+
+    async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+        batches.append(len(events))
+        await add_effects(tx, events)
+
+    async with running(world.inbox(handle).run):
+        await eventually(lambda: sum(batches) == 20)
+        await eventually(world.attempts_forgotten)
+    assert batches == [1] * 20
+    assert await world.effects() == list(range(20))
+
+
+async def test_a_message_that_always_takes_too_long_is_buried_and_its_neighbours_are_handled(world: World) -> None:
+    async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+        if any(isinstance(event, Noted) and event.number == BAD for event in events):
+            raise TimedOut("database", "a statement took too long")
+        await add_effects(tx, events)
+
+    await world.publish(*map(noted, [*range(10), BAD, *range(10, 20)]))
+    async with running(world.inbox(handle).run):
+        [letter] = await eventually(world.dead)
+        await eventually(world.attempts_forgotten)
+    assert "took too long" in letter.reason
+    assert await world.effects() == list(range(20))
