@@ -14,7 +14,7 @@ ROUNDS = 5
 TARGET_SECONDS = 2.0
 
 INTERPRETER = ""
-IMPORTS = "import uvloop, refract.apps.cli, refract.apps.embedded"
+IMPORTS = "import uvloop, refract.apps.commands, refract.apps.embedded"
 WITH_MIGRATIONS = f"{IMPORTS}, refract.runtime.upgrading"
 
 

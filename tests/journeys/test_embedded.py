@@ -1,14 +1,18 @@
 """One process over SQLite files: the first start, the last word, and the second start."""
 
+import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Running, refract, running
+from tests.support.commands import COMMAND, Running, refract, running
 from tests.support.servers.places import free_port
+from tests.support.waiting import eventually
 
 HEALTHY = b'{"status":"ok","service":"gateway"}'
 
@@ -94,7 +98,16 @@ def test_a_taken_port_is_said_in_one_line(instance: Running, tmp_path: Path, por
     second = refract("serve", "--data-dir", str(tmp_path / "other"), "--port", str(port))
     assert second.returncode == 1
     assert second.stderr.startswith(f"FATAL: cannot listen on 127.0.0.1:{port}: ")
+    assert second.stderr.endswith("; check --host and --port, or HOST and PORT\n")
     assert second.stderr.count("\n") == 1
+
+
+def test_a_taken_port_for_metrics_is_said_in_one_line(instance: Running, tmp_path: Path, port: int) -> None:
+    variables = {"METRICS_ADDR": f"127.0.0.1:{port}"}
+    second = refract("serve", "--data-dir", str(tmp_path / "other"), "--port", str(free_port()), variables=variables)
+    assert second.returncode == 1
+    assert second.stderr.startswith(f"FATAL: cannot listen on 127.0.0.1:{port}: ")
+    assert second.stderr.endswith("; check METRICS_ADDR\n")
 
 
 def test_a_wrong_variable_is_said_in_one_line(tmp_path: Path) -> None:
@@ -103,6 +116,98 @@ def test_a_wrong_variable_is_said_in_one_line(tmp_path: Path) -> None:
     assert wrong.stderr == (
         'FATAL: environment variable "LOG_LEVEL" is "loud"; expected "debug" or "info" or "warn" or "error"\n'
     )
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 80, "h\udcff", "999.1.1.1", "::zz"])
+def test_a_host_that_is_none_is_said_in_one_line(tmp_path: Path, host: str) -> None:
+    data = str(tmp_path / "data")
+    by_variable = refract("serve", "--data-dir", data, variables={"HOST": host})
+    by_option = refract("serve", "--data-dir", data, "--host", host, variables={"HOST": "127.0.0.1"})
+    shown = host.encode(errors="backslashreplace").decode()
+    expected = f'is "{shown}"; expected a host name or an IP address, such as "127.0.0.1"\n'
+    assert (by_variable.returncode, by_variable.stderr) == (1, f'FATAL: environment variable "HOST" {expected}')
+    assert (by_option.returncode, by_option.stderr) == (1, f'FATAL: option "--host" {expected}')
+
+
+@pytest.mark.parametrize("name", ["refract.lock", "secrets.json", "migrating.lock", "bus.sqlite3", "links.sqlite3"])
+def test_a_directory_in_the_place_of_a_file_is_said_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    refused = refract("serve", "--data-dir", str(tmp_path), "--port", str(free_port()))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("FATAL: ")
+    assert name in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_database_of_random_bytes_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "links.sqlite3").write_bytes(secrets.token_bytes(5_000))
+    refused = refract("serve", "--data-dir", str(tmp_path), "--port", str(free_port()))
+    assert refused.returncode == 1
+    assert refused.stderr == "FATAL: database is unavailable: links.sqlite3: file is not a database\n"
+
+
+def test_its_files_are_for_its_owner_alone_in_whatever_directory(tmp_path: Path, port: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o755)
+    with running(
+        "serve", "--data-dir", str(data), "--port", str(port), address=f"http://127.0.0.1:{port}", folder=tmp_path / "p"
+    ):
+        modes = {file.name: file.stat().st_mode & 0o077 for file in data.iterdir()}
+    assert modes["links.sqlite3"] == modes["bus.sqlite3-wal"] == modes["refract.lock"] == 0
+    assert set(modes.values()) == {0}
+
+
+@contextmanager
+def started(script: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a shell prepares; `"$@"` in the script is the command."""
+    command = ["sh", "-c", script, "sh", *COMMAND, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def standard_files(pid: int) -> list[str]:
+    return [str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in (0, 1, 2)]
+
+
+@pytest.mark.parametrize("script", ['exec "$@"', 'exec "$@" 2>&1'])
+async def test_it_goes_on_when_nobody_reads_its_log(tmp_path: Path, port: int, script: str) -> None:
+    with started(script, "serve", "--data-dir", str(tmp_path / "data"), "--port", str(port)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert b"migrated" in process.stdout.readline()
+        process.stdout.close()
+        instance = Running(process, f"http://127.0.0.1:{port}", tmp_path)
+        await eventually(lambda: instance.get("/health") == (200, HEALTHY), timeout=30)
+        for _ in range(3):
+            assert instance.get("/r/absent")[0] == 404  # each is a line in the log
+        assert instance.stop() == 0
+        said = process.stderr.read().decode().splitlines()
+    assert [line.split()[0] for line in said] == ([] if "2>&1" in script else ["Refract", "Its", "Ctrl-C"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+async def test_it_starts_with_closed_descriptors(tmp_path: Path, port: int, closed: str) -> None:
+    script = f'exec "$@" {closed}'
+    with started(script, "serve", "--data-dir", str(tmp_path / "data"), "--port", str(port)) as process:
+        instance = Running(process, f"http://127.0.0.1:{port}", tmp_path)
+        await eventually(lambda: instance.get("/health") == (200, HEALTHY), timeout=30)
+        assert all(kind.startswith(("/dev/", "pipe:")) for kind in standard_files(process.pid))
+        assert instance.stop() == 0
+
+
+def test_an_interrupt_while_it_imports_is_quiet() -> None:
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("typer" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        assert process.wait(10) == 130
+    assert "Traceback" not in said
 
 
 def test_metrics_have_an_address_of_their_own(tmp_path: Path, port: int) -> None:
@@ -118,8 +223,10 @@ def test_metrics_have_an_address_of_their_own(tmp_path: Path, port: int) -> None
         variables={"METRICS_ADDR": f"127.0.0.1:{inside}"},
     ) as instance:
         instance.get("/r/absent")
+        assert instance.get("/", {"X-Large": "a" * 20_000})[0] == 431
         scraped = Running(instance.process, f"http://127.0.0.1:{inside}", instance.folder).get("/metrics")[1].decode()
     assert 'http_requests_total{method="GET",route="/r/{code}",service="gateway",status="404"} 1.0' in scraped
+    assert 'http_requests_total{method="other",route="refused",service="gateway",status="431"} 1.0' in scraped
     assert 'service="url-service"' in scraped
 
 
@@ -133,9 +240,13 @@ def test_every_log_line_has_the_nine_fields(instance: Running) -> None:
 
 
 def test_the_doctor_sees_a_running_instance(instance: Running, tmp_path: Path, port: int) -> None:
-    seen = refract("doctor", "--data-dir", str(tmp_path / "data"), variables={"PORT": str(port)})
-    assert seen.returncode == 0, seen.stdout
-    assert f"{instance.address} answers {HEALTHY.decode()}" in seen.stdout
+    for arguments, variables in (((), {"PORT": str(port)}), (("--port", str(port)), {})):
+        seen = refract("doctor", "--data-dir", str(tmp_path / "data"), *arguments, variables=variables)
+        assert seen.returncode == 0, seen.stdout
+        assert f"{instance.address} answers as gateway" in seen.stdout
+    lost = refract("doctor", "--data-dir", str(tmp_path / "data"), "--port", str(free_port()))
+    assert lost.returncode == 1
+    assert "instance " in lost.stdout.splitlines()[-1]
 
 
 def test_a_first_start_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -29,7 +29,20 @@ from tests.support.compose import DEPLOY, DEVELOPMENT, PLACEHOLDER, PRODUCTION, 
 
 ROOT = Path(__file__).parents[2]
 
-READERS = {"text", "integer", "number", "flag", "choice", "secret", "address", "url", "networks", "has"}
+READERS = {
+    "text",
+    "integer",
+    "number",
+    "flag",
+    "choice",
+    "secret",
+    "host",
+    "address",
+    "url",
+    "endpoint",
+    "networks",
+    "has",
+}
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
 # Where the names are not written at the call: the table of the services' addresses, which the directory has, too.
 READS_BY_TABLE = {"services/gateway/settings.py"}

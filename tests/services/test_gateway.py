@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from ipaddress import ip_network
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from litestar import Request, get
 
 from refract.kernel.errors import Misconfigured
 from refract.runtime.client_address import Network
-from refract.runtime.edge import Application, Receive, Scope, Send
+from refract.runtime.edge import Application, Edge, Receive, Scope, Send
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.server import HttpServer, ServerLimits
@@ -30,6 +30,7 @@ from refract.services.gateway.ports import Services
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import GatewaySettings
 from tests.support.http import Client, fetch, head, running
+from tests.support.waiting import eventually
 
 
 class Front(Protocol):
@@ -358,7 +359,27 @@ async def test_a_body_over_the_limit_is_refused_in_mid_stream(front: Front) -> N
         await begun.wait()
         await client.send(b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n")
         answer = await client.answer()
-    assert (answer.status, answer.json) == (413, {"error": "request body too large"})
+    assert (answer.status, answer.json) == (400, {"error": "request body too large"})
+
+
+async def test_a_client_that_left_is_reported_by_every_layer(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "refract")
+    begun = asyncio.Event()
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    def statuses() -> list[int]:
+        return [vars(line)["status"] for line in caplog.records if line.getMessage() == "request completed"]
+
+    port = await front(Edge(service, "url-service"))
+    async with await Client.connect(port) as client:
+        await client.send(head("GET", "/r/abc"))
+        await begun.wait()
+    await eventually(lambda: len(statuses()) == 2)
+    assert statuses() == [499, 499]
 
 
 async def test_a_refused_connection_is_a_bad_gateway(proxied: Callable[[str], Awaitable[int]]) -> None:
@@ -438,6 +459,79 @@ async def test_only_a_harmless_request_on_a_pooled_connection_is_tried_again(
         assert (await fetch(port, "/r/abc")).status == (200 if lives else 502)
         assert (await fetch(port, path, method=method)).status == status
     assert upstream.asked == asked
+
+
+class RawUpstream:
+    """Gives every request the same bytes as its answer, and notices when its client has gone."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.asked.set()
+                writer.write(self._answer)
+        self.left.set()
+        writer.close()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        b"HTTP/1.1 999 Odd\r\n",
+        b"HTTP/1.1 600 Odd\r\n",
+        b"HTTP/1.1 000 Odd\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Odd: a\x7fb\r\n",
+        b"HTTP/1.1 200 OK\r\nX(Odd): a\r\n",
+        b"HTTP/1.1 200 OK\r\nX Odd: a\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n",
+        b"no HTTP at all?token=geheim\r\n",
+    ],
+)
+async def test_an_answer_that_cannot_be_passed_on_is_a_bad_gateway(
+    proxied: Callable[[str], Awaitable[int]], top: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    upstream = RawUpstream(top + b"Content-Length: 5\r\n\r\nhel")
+    async with upstream as url, asyncio.timeout(10):
+        answer = await fetch(await proxied(url), "/r/abc?token=geheim")
+        assert (answer.status, answer.json) == (502, {"error": "upstream error"})
+        await upstream.left.wait()
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (line.getMessage(), line.exc_info) == ("proxy error", None)
+    assert "geheim" not in str(vars(line))
+
+
+async def test_a_gateway_that_stops_gives_up_its_questions_and_asks_no_other() -> None:
+    upstream = RawUpstream(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    async with upstream as url, AsyncExitStack() as stack:
+        services = Proxy({"links": url})
+        port = await _serve_gateway(services, stack)
+        assert (await fetch(port, "/r/abc")).status == 200
+        upstream._answer = b""
+        upstream.asked.clear()
+        async with await Client.connect(port) as client:
+            await client.send(head("GET", "/r/abc"))
+            await upstream.asked.wait()
+            await services.close()
+            answer = await client.answer()  # no second try on a session that is closed
+            assert (answer.status, answer.json) == (502, {"error": "upstream error"})
+            answer = await client.get("/r/abc")
+            assert (answer.status, answer.json) == (502, {"error": "upstream error"})
+        assert not await services.healthy("links")
 
 
 # ---- the door itself

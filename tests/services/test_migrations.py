@@ -98,6 +98,18 @@ async def test_nobody_migrates_while_another_process_does(
     assert await current_revision(empty_location) == head_revision("links")
 
 
+async def test_the_wait_for_another_process_can_be_given_up(
+    empty_location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", 30)
+    async with held_lock(empty_location), asyncio.timeout(15):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await migrate("links", empty_location)
+        # As a process does at its end: it waits for its threads.
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+
 @asynccontextmanager
 async def held_lock(location: Location) -> AsyncIterator[None]:
     """The lock that a migrating process holds."""

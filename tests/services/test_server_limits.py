@@ -1,6 +1,7 @@
 """What a client may send and how long it may take, on a real socket."""
 
 import asyncio
+import resource
 from typing import Any
 
 import pytest
@@ -40,6 +41,13 @@ async def refused(server: HttpServer, request: bytes) -> tuple[int, Any]:
         pytest.param(b"GET / HTTP/1.1\nHost: a\n\n", 400, "malformed request", id="bare line feeds"),
         pytest.param(b"GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n", 400, "malformed request", id="folded header"),
         pytest.param(b"GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400, "malformed request", id="space before the colon"),
+        pytest.param(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505, "http version not supported", id="HTTP/2.0"),
+        pytest.param(
+            b"GET / HTTP/2.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n",
+            *(505, "http version not supported"),
+            id="HTTP/2.0 that stays",
+        ),
+        pytest.param(b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", 505, "http version not supported", id="HTTP/0.9"),
     ],
 )
 async def test_refuses_heads_that_are_too_large_or_malformed(request_bytes: bytes, status: int, message: str) -> None:
@@ -58,12 +66,38 @@ async def test_refuses_heads_that_are_too_large_or_malformed(request_bytes: byte
         ("Content-Length: 3, 3",),
         ("Transfer-Encoding: chunked, identity",),
         ("Transfer-Encoding : chunked",),
+        ("Transfer-Encoding: gzip, chunked",),
+        ("Transfer-Encoding: identity",),
+        ("Transfer-Encoding: xchunked",),
+        ("Transfer-Encoding: chunked, chunked",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: ",),
     ],
 )
 async def test_refuses_a_body_whose_end_is_in_doubt(headers: tuple[str, ...]) -> None:
     async with running(echo) as server:
         request = head("POST", "/", *headers) + b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
         assert await refused(server, request) == (400, {"error": "malformed request"})
+
+
+async def test_refuses_chunks_of_a_client_that_cannot_know_them() -> None:
+    async with running(echo) as server:
+        request = b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        assert await refused(server, request) == (400, {"error": "malformed request"})
+
+
+@pytest.mark.parametrize("host", ["a/b", "a b", "a,b", "user@a", 'a"', "a<b>", "a\xe4", "a?b", "a#b", "a\\b"])
+async def test_refuses_what_is_no_host(host: str) -> None:
+    async with running(echo) as server:
+        request = f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1")
+        assert await refused(server, request) == (400, {"error": "malformed request"})
+
+
+@pytest.mark.parametrize("host", ["a.example:8080", "[::1]:80", "[fe80::1%25eth0]", "my_service", "127.0.0.1", ""])
+async def test_takes_every_host_there_is(host: str) -> None:
+    async with running(echo) as server, await Client.connect(server.port) as client:
+        await client.send(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert (await client.answer()).status == 200
 
 
 @pytest.mark.parametrize("request_bytes", [BIG_HEADER, MANY_HEADERS], ids=["header of 64 KiB", "1,000 headers"])
@@ -133,6 +167,13 @@ async def test_a_client_that_asks_first_is_not_told_to_send_too_much() -> None:
         async with await Client.connect(server.port) as client:
             await client.send(head("POST", "/", "Content-Length: 1001", "Expect: 100-continue"))
             assert (await client.reader.readline()).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_an_old_client_is_not_told_to_continue() -> None:
+    async with running(echo) as server, await Client.connect(server.port) as client:
+        await client.send(b"POST / HTTP/1.0\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        await client.send(b"abc")
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -239,6 +280,44 @@ async def test_an_idle_connection_is_closed() -> None:
         async with await Client.connect(server.port) as used:
             assert (await used.get("/")).status == 200
             assert await used.is_closed()
+
+
+@pytest.mark.parametrize("drip", [b"", b"\r\n"], ids=["silence", "empty lines"])
+async def test_a_connection_without_a_request_has_only_the_time_to_send_one(drip: bytes) -> None:
+    limits = ServerLimits(receive=0.2, idle=60)
+    async with running(echo, limits=limits) as server, await Client.connect(server.port) as client:
+        closed = asyncio.create_task(client.is_closed())
+        while not closed.done():
+            client.writer.write(drip)
+            await asyncio.wait({closed}, timeout=0.05)
+        assert closed.result()
+
+
+async def test_clients_that_cannot_be_accepted_are_mentioned(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running(echo, limits=HASTY) as server, await Client.connect(server.port) as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            await eventually(lambda: "no file descriptors are left" in caplog.text)
+            assert await client.is_closed()  # many sweeps later
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caplog.text.count("no file descriptors are left") == 1
+
+
+async def test_refusals_are_told_to_whoever_counts_them() -> None:
+    told: list[int] = []
+    server = HttpServer(echo, limits=HASTY, on_refusal=told.append)
+    await server.start()
+    for request in (b"NONSENSE\r\n\r\n", BIG_HEADER, b"GET / HT"):
+        async with await Client.connect(server.port) as client:
+            await client.send(request)
+            await client.answer()
+    async with await Client.connect(server.port) as client:  # this one reaches the application, which counts it
+        await client.send(head("POST", "/", "Content-Length: 10") + b"abc")
+        assert (await client.answer()).status == 408
+    await server.stop(grace=0.1)
+    assert told == [400, 431, 408]
 
 
 @pytest.mark.parametrize("pieces", [1, 64], ids=["answer in one piece", "answer in pieces"])

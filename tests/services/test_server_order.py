@@ -1,8 +1,11 @@
 """The hook of the hot path: answers at once, held ones, and everything in the order of the requests."""
 
+import asyncio
+
 import pytest
 
 from refract.runtime.fast_path import Headers, HeldAnswer
+from refract.runtime.protocol import PIECE_BYTES
 from refract.runtime.server import ServerLimits
 from refract.runtime.turns import MAX_TURNS
 from tests.support.applications import Gate, echo
@@ -143,7 +146,7 @@ async def test_more_held_answers_than_a_connection_may_have_waiting_all_leave() 
     async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
         sending = [head("GET", target, f"X-Filling: {'a' * 1000}") for target in targets]
         client.writer.write(b"".join(sending))
-        await eventually(lambda: len(hot.held) > MAX_TURNS)
+        await eventually(lambda: len(hot.held) >= MAX_TURNS)
         assert len(hot.held) < len(targets)  # the rest is not even read
 
         def all_released() -> bool:
@@ -152,6 +155,60 @@ async def test_more_held_answers_than_a_connection_may_have_waiting_all_leave() 
 
         await eventually(all_released)
         assert await answers(client, len(targets)) == targets
+
+
+async def test_what_one_read_brings_is_not_all_taken_on_at_once() -> None:
+    gate = Gate()
+    async with running(gate) as server, await Client.connect(server.port) as client:
+        client.writer.write(b"GET /a HTTP/1.1\r\nHost:x\r\n\r\n" * 5000)
+        await eventually(lambda: gate.waiting == 1)
+        (connection,) = server._open_connections()
+        await eventually(lambda: connection.flow.read_paused)
+        assert len(connection._turns) <= MAX_TURNS + PIECE_BYTES // 18
+        gate.opened.set()
+        assert await answers(client, 5000) == ["GET /a 0"] * 5000
+
+
+async def test_a_refusal_leaves_although_more_was_read() -> None:
+    hot, limits = Hot(), ServerLimits(send=0.2)
+    async with running(echo, limits=limits, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/held") * 4000)
+        assert (await client.answer()).status == 503
+        assert await client.is_closed()
+    assert len(hot.seen) <= MAX_TURNS + PIECE_BYTES // 18  # what had been read was not answered for nobody
+
+
+@pytest.mark.parametrize("count", [1, MAX_TURNS - 1, MAX_TURNS, 3 * MAX_TURNS])
+async def test_bodies_behind_other_requests_arrive(count: int) -> None:
+    gate = Gate()
+    body = b"a" * 300_000
+    async with running(gate) as server, await Client.connect(server.port) as client:
+        upload = head("POST", "/up", f"Content-Length: {len(body)}") + body
+        sending = asyncio.create_task(client.send((head("GET", "/a") * count + upload) * 2))
+        await eventually(lambda: gate.waiting == 1)
+        gate.opened.set()
+        expected = ["GET /a 0"] * count + ["POST /up 300000"]
+        assert await answers(client, 2 * len(expected)) == expected * 2
+        await sending
+
+
+async def test_answers_that_nobody_reads_are_not_made() -> None:
+    made = 0
+
+    def hot(method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
+        nonlocal made
+        made += 1
+        return response("a" * 20_000)
+
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.write(head("GET", "/a") * 5000)
+        await eventually(lambda: made)
+        (connection,) = server._open_connections()
+        await eventually(lambda: connection.flow.write_paused)
+        assert connection.transport.get_write_buffer_size() < 2 * 1024 * 1024
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert len(await answers(client, 5000)) == 5000
 
 
 async def test_a_client_that_sends_and_does_not_read_is_not_listened_to() -> None:

@@ -125,6 +125,26 @@ async def test_stop_does_not_wait_for_an_event_stream() -> None:
     assert ended.is_set()
 
 
+async def test_stop_needs_no_more_than_its_grace_to_cut() -> None:
+    cancelled = asyncio.Event()
+
+    async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    server = HttpServer(stuck)
+    await server.start()
+    async with await Client.connect(server.port) as client:
+        await client.send(head("GET", "/"))
+        await eventually(lambda: server._state.tasks)
+        async with asyncio.timeout(2):  # as the supervisor does
+            await server.stop(grace=2)
+        assert cancelled.is_set()
+        assert await client.is_closed()
+
+
 async def test_stop_cuts_what_outlives_the_grace_period() -> None:
     gate = Gate()
     server = HttpServer(gate)

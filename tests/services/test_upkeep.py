@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -159,37 +158,39 @@ async def test_an_instance_that_is_not_there_is_named(tmp_path: Path, command: t
     assert not (tmp_path / "none").exists()
 
 
-async def test_the_doctor_says_what_is_wrong(fresh_database: str, rabbitmq_url: str, redis_address: str) -> None:
-    variables = {
-        "SERVICE_NAME": "url-service",
-        "PORT": "8081",
-        "JWT_SECRET": "s" * 32,
-        "DATABASE_DSN": fresh_database,
-        "RABBITMQ_URL": rabbitmq_url,
-        "REDIS_ADDR": redis_address,
-    }
-    well = await asyncio.to_thread(refract, "doctor", variables=variables)
-    assert well.returncode == 0
-    assert "PostgreSQL 1" in well.stdout
-    assert "empty; the next start brings it to 0001" in well.stdout
-    assert f" at amqp://{urlsplit(rabbitmq_url).hostname}:{urlsplit(rabbitmq_url).port}/" in well.stdout
-    assert f"at {redis_address}" in well.stdout
+async def test_the_gateway_has_no_outbox(place: Place) -> None:
+    status, _, said = await place.run("outbox", "replay", "gateway", "--since", "2026-01-01")
+    assert (status, said) == (1, "FATAL: gateway has no database, so it has no events to publish again\n")
 
-    wrong = {
-        "DATABASE_DSN": "postgres://user:hunter2@127.0.0.1:9/links",
-        "RABBITMQ_URL": "amqp://user:hunter2@127.0.0.1:9/",
-        "REDIS_ADDR": "127.0.0.1:9",
-    }
-    ill = await asyncio.to_thread(refract, "doctor", variables=variables | wrong)
-    assert ill.returncode == 1
-    assert [line.split()[1] for line in ill.stdout.splitlines() if line.startswith("wrong")] == [
-        "database",
-        "schema",
-        "redis",
-        "rabbitmq",
-    ]
-    assert "hunter2" not in ill.stdout + ill.stderr
 
-    lost = await asyncio.to_thread(refract, "doctor", variables=variables | {"PORT": "http"})
-    assert lost.returncode == 1
-    assert 'environment variable "PORT" is "http"; expected a whole number from 1 to 65535' in lost.stdout
+@pytest.mark.parametrize("variable", ["DATABASE_DSN", "RABBITMQ_URL"])
+async def test_a_connection_string_without_a_host_is_said_in_one_line(variable: str) -> None:
+    command = ("migrate", "links") if variable == "DATABASE_DSN" else ("dead", "list")
+    scheme = "postgres" if variable == "DATABASE_DSN" else "amqp"
+    done = await asyncio.to_thread(refract, *command, variables={variable: f"{scheme}://user:hunter2@a..b/"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f'FATAL: environment variable "{variable}" is a hidden value of ')
+    assert done.stderr.count("\n") == 1
+
+
+async def test_migrate_says_in_one_line_what_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "links.sqlite3").write_bytes(secrets.token_bytes(5_000))
+    done = await asyncio.to_thread(refract, "migrate", "--data-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "FATAL: database is unavailable: links.sqlite3: file is not a database\n"
+
+
+@pytest.mark.parametrize("name", ["migrating.lock", "links.sqlite3"])
+async def test_migrate_says_in_one_line_that_a_file_is_a_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    done = await asyncio.to_thread(refract, "migrate", "--data-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("FATAL: ")
+    assert name in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_migrate_makes_files_for_their_owner_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    refract("migrate", "links", "--data-dir", str(tmp_path))
+    assert {file.stat().st_mode & 0o077 for file in tmp_path.iterdir()} == {0}

@@ -208,7 +208,7 @@ async def test_health_is_the_same_for_every_method(method: str) -> None:
         assert (await fetch(server.port, "/health", method="HEAD")).headers["content-length"] == "39"
 
 
-async def test_ready_names_what_answers_and_what_does_not() -> None:
+async def test_ready_names_what_answers_and_what_does_not(caplog: pytest.LogCaptureFixture) -> None:
     async def fine() -> None:
         return None
 
@@ -227,13 +227,11 @@ async def test_ready_names_what_answers_and_what_does_not() -> None:
             503,
             {
                 "status": "not ready",
-                "checks": {
-                    "database": "ok",
-                    "redis": "unavailable: cannot reach redis://cache:6379/0",
-                    "broker": "unavailable: the check failed",
-                },
+                "checks": {"database": "ok", "redis": "unavailable", "broker": "unavailable"},
             },
         )
+    (line,) = [vars(record) for record in caplog.records if record.levelno == logging.WARNING]
+    assert (line["dependency"], line["reason"]) == ("redis", "cannot reach redis://cache:6379/0")
 
 
 async def test_checks_run_together_and_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +251,7 @@ async def test_checks_run_together_and_are_not_waited_for_long(monkeypatch: pyte
     Meeting.both = asyncio.Barrier(2)
     async with running(application(ready={"a": Meeting.check, "b": Meeting.check, "c": hang})) as server:
         answer = await fetch(server.port, "/ready")
-    assert answer.json["checks"] == {"a": "ok", "b": "ok", "c": "unavailable: no answer within 0.2 s"}
+    assert answer.json["checks"] == {"a": "ok", "b": "ok", "c": "unavailable"}
 
 
 async def test_requests_are_measured_by_route() -> None:
@@ -340,6 +338,69 @@ async def test_one_line_a_request_without_the_address(caplog: pytest.LogCaptureF
     assert "203.0.113.77" not in everything
     assert "127.0.0.1" not in everything
     assert "secret" not in everything
+
+
+async def _reported(caplog: pytest.LogCaptureFixture) -> int:
+    """The status in the line about a request, which may be written after its client has its answer."""
+
+    def lines() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.getMessage() == "request completed"]
+
+    await eventually(lines)
+    (line,) = lines()
+    return int(vars(line)["status"])
+
+
+@get("/wait")
+async def wait_for_the_end(request: Request[Any, Any, Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_a_client_that_left_is_reported_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "refract")
+    app = build_app("url-service", [wait_for_the_end], ready={})
+    async with running(app) as server:
+        async with await Client.connect(server.port) as client:
+            await client.send(head("GET", "/wait"))
+            await eventually(lambda: server._state.tasks)
+        assert await _reported(caplog) == 499
+
+
+async def test_an_answer_of_the_servers_own_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "refract")
+    async with running(application(), limits=ServerLimits(receive=0.2)) as server:
+        async with await Client.connect(server.port) as client:
+            await client.send(head("POST", "/links", "Content-Length: 900") + b"{")
+            assert (await client.answer()).status == 408
+        assert await _reported(caplog) == 408
+
+
+async def test_an_application_without_an_answer_is_reported_as_what_the_server_makes_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    caplog.set_level(logging.INFO, "refract")
+    async with running(Edge(silent, "url-service")) as server:
+        assert (await fetch(server.port, "/a")).status == 500
+        assert await _reported(caplog) == 500
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "ends"])
+async def test_half_an_answer_is_logged_with_its_request(caplog: pytest.LogCaptureFixture, fails: bool) -> None:
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        scope["path"] = "/changed-by-routing"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if fails:
+            raise RuntimeError("a bug")
+
+    async with running(Edge(half, "url-service")) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/half", "X-Correlation-ID: c1"))
+        await eventually(lambda: [record for record in caplog.records if record.levelno == logging.ERROR])
+    (line,) = [vars(record) for record in caplog.records if record.levelno == logging.ERROR]
+    assert (line["method"], line["path"], line["correlation_id"]) == ("GET", "/half", "c1")
 
 
 async def test_a_service_inside_another_answers_once_with_one_id() -> None:

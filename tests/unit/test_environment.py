@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refract.kernel.errors import Misconfigured
-from refract.runtime.environment import Environment, without_credentials
+from refract.runtime.environment import Environment, is_host, without_credentials
 
 Reader = Callable[[Environment], object]
 
@@ -17,8 +17,10 @@ READERS: dict[str, Reader] = {
     "integer": lambda environment: environment.integer("X"),
     "choice": lambda environment: environment.choice("X", ("open", "local")),
     "secret": lambda environment: environment.secret("X", minimum=4),
-    "address": lambda environment: environment.address("X"),
+    "host": lambda environment: environment.host("X"),
+    "address": lambda environment: environment.address("X", example="localhost:6379"),
     "url": lambda environment: environment.url("X", ("http", "https")),
+    "endpoint": lambda environment: environment.endpoint("X"),
 }
 OPTIONAL_READERS: dict[str, tuple[Reader, object]] = {
     "text": (lambda environment: environment.text("X", "usual"), "usual"),
@@ -28,10 +30,12 @@ OPTIONAL_READERS: dict[str, tuple[Reader, object]] = {
     "flag": (lambda environment: environment.flag("X", default=True), True),
     "choice": (lambda environment: environment.choice("X", ("a", "b"), "b"), "b"),
     "secret": (lambda environment: environment.secret("X", minimum=1, default="made"), "made"),
-    "address": (lambda environment: environment.address("X", "localhost:6379"), ("localhost", 6379)),
+    "address": (lambda environment: environment.address("X", "localhost:1", example=""), ("localhost", 1)),
+    "host": (lambda environment: environment.host("X", "127.0.0.1"), "127.0.0.1"),
     "url": (lambda environment: environment.url("X", ("http",), "http://localhost:1"), "http://localhost:1"),
     "networks": (lambda environment: environment.networks("X"), ()),
 }
+PLAIN = 'a URL such as "http://host:port", without query, fragment and credentials'
 
 
 def refusal(read: Reader, value: str, name: str = "X") -> str:
@@ -69,6 +73,8 @@ def test_a_default_stands_in(read: Reader, default: object, variables: dict[str,
         ("choice", "local", "local"),
         ("secret", "four", "four"),
         ("secret", "éé", "éé"),
+        ("host", "::1", "::1"),
+        ("host", "url_db", "url_db"),
         ("address", "redis:6379", ("redis", 6379)),
         ("address", "url_db.internal-1:1", ("url_db.internal-1", 1)),
         ("address", "127.0.0.1:65535", ("127.0.0.1", 65535)),
@@ -76,6 +82,8 @@ def test_a_default_stands_in(read: Reader, default: object, variables: dict[str,
         ("url", "http://links:8081", "http://links:8081"),
         ("url", "https://example.com/path?a=b", "https://example.com/path?a=b"),
         ("url", "HTTP://[::1]:80/", "HTTP://[::1]:80/"),
+        ("endpoint", "http://links:8081", "http://links:8081"),
+        ("endpoint", "https://example.com/links/", "https://example.com/links/"),
     ],
 )
 def test_good_values(reader: str, value: str, read: object) -> None:
@@ -106,6 +114,11 @@ def test_good_values(reader: str, value: str, read: object) -> None:
         ("address", "[::1:6379", '"host:port", such as "localhost:6379"'),
         ("address", "red is:6379", '"host:port", such as "localhost:6379"'),
         ("address", "redis://redis:6379", '"host:port", such as "localhost:6379"'),
+        ("address", "a..b:6379", '"host:port", such as "localhost:6379"'),
+        ("address", "999.1.1.1:6379", '"host:port", such as "localhost:6379"'),
+        ("address", "[redis]:6379", '"host:port", such as "localhost:6379"'),
+        ("host", "a..b", 'a host name or an IP address, such as "127.0.0.1"'),
+        ("host", "localhost:80", 'a host name or an IP address, such as "127.0.0.1"'),
         ("url", "links:8081", 'a URL such as "http://host:port/…"'),
         ("url", "ftp://links", 'a URL such as "http://host:port/…"'),
         ("url", "http://", 'a URL such as "http://host:port/…"'),
@@ -115,11 +128,86 @@ def test_good_values(reader: str, value: str, read: object) -> None:
         ("url", "http://links:port", 'a URL such as "http://host:port/…"'),
         ("url", "http://[::1", 'a URL such as "http://host:port/…"'),
         ("url", "http://links and more", 'a URL such as "http://host:port/…"'),
+        ("url", "http://a..b:80", 'a URL such as "http://host:port/…"'),
+        ("url", "http://999.1.1.1", 'a URL such as "http://host:port/…"'),
+        ("endpoint", "ftp://links", 'a URL such as "http://host:port/…"'),
+        ("endpoint", "http://links?a=b", PLAIN),
+        ("endpoint", "http://links/?", PLAIN),
+        ("endpoint", "http://links#top", PLAIN),
+        ("endpoint", "http://links/#", PLAIN),
     ],
 )
 def test_a_wrong_value_is_shown_with_what_would_be_right(reader: str, value: str, wanted: str) -> None:
     line = refusal(READERS[reader], value)
     assert line == f'FATAL: environment variable "X" is "{value}"; expected {wanted}'
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "url_db.internal-1",
+        "example.com.",
+        "xn--mnchen-3ya.de",
+        "münchen.de",
+        "127.0.0.1",
+        "::",
+        "fe80::1%eth0",
+        "a" * 63,
+        f"{'a.' * 126}a",
+    ],
+)
+def test_hosts(host: str) -> None:
+    assert is_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        ".",
+        "a..b",
+        ".a",
+        "a" * 64,
+        f"{'a.' * 126}ab",
+        "h\udcff",
+        "h\xa0h",
+        "a b",
+        "a/b",
+        "a,b",
+        "a%20b",
+        "℀",
+        "999.1.1.1",
+        "\uff19\uff19\uff19.1.1.1",
+        "127.1",
+        "1.2.3.4.",
+        "1",
+        "::zz",
+        "[::1]",
+        "::1%",
+        "fe80::1%\udcff",
+    ],
+)
+def test_what_no_resolver_can_be_asked_for(host: str) -> None:
+    assert not is_host(host)
+
+
+@pytest.mark.parametrize("value", ["99999", "-1"])
+def test_an_option_is_called_by_its_own_name(value: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        Environment({"PORT": "80"}, {"PORT": value}).integer("PORT", maximum=65535)
+    assert str(caught.value) == f'FATAL: option "--port" is "{value}"; expected a whole number from 0 to 65535'
+
+
+def test_an_option_stands_in_for_its_variable() -> None:
+    environment = Environment({"HOST": "first", "PORT": "80"}, {"HOST": "second", "PORT": ""})
+    assert (environment.text("HOST"), environment.integer("PORT")) == ("second", 80)
+
+
+def test_credentials_have_no_place_in_an_endpoint() -> None:
+    line = refusal(READERS["endpoint"], "http://user:hunter2@links:8081")
+    assert line.endswith(f"expected {PLAIN}")
+    assert "hunter2" not in line
 
 
 @pytest.mark.parametrize(("value", "read"), [("true", True), ("false", False)])
@@ -214,10 +302,10 @@ def test_credentials_in_a_value_are_not_shown_whatever_its_name(reader: str, val
     assert "hunter2" not in line
 
 
-def test_bytes_that_are_not_utf_8_count_as_what_they_are() -> None:
+def test_bytes_that_are_not_utf_8_are_refused() -> None:
     undecodable = b"\xff\xfe\xfd".decode("utf-8", "surrogateescape")
-    assert Environment({"X": undecodable}).secret("X", minimum=3) == undecodable
-    refusal(lambda environment: environment.secret("X", minimum=4), undecodable)
+    line = refusal(lambda environment: environment.secret("X", minimum=1), undecodable)
+    assert line.endswith("is a hidden value of 3 characters; expected a secret in UTF-8")
     assert r"\udcff" in refusal(READERS["integer"], undecodable)
 
 
@@ -232,7 +320,7 @@ def test_bytes_that_are_not_utf_8_count_as_what_they_are() -> None:
         ("x" * 500, '"' + "x" * 200 + '…"'),
     ],
 )
-@pytest.mark.parametrize("reader", ["integer", "choice", "address", "url"])
+@pytest.mark.parametrize("reader", ["integer", "choice", "host", "address", "url", "endpoint"])
 def test_no_value_breaks_the_line(reader: str, value: str, shown: str) -> None:
     assert shown in refusal(READERS[reader], value)
 
@@ -242,7 +330,7 @@ def test_a_url_holds_no_control_characters(value: str) -> None:
     assert 'expected a URL such as "http://host:port/…"' in refusal(READERS["url"], value)
 
 
-@given(st.sampled_from(["integer", "choice", "address", "url"]), st.text())
+@given(st.sampled_from(["integer", "choice", "host", "address", "url", "endpoint", "secret"]), st.text())
 def test_any_text_is_a_value_or_one_line(reader: str, value: str) -> None:
     try:
         READERS[reader](Environment({"X": value}))

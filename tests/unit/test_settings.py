@@ -7,7 +7,8 @@ import pytest
 
 from refract.kernel.errors import Misconfigured
 from refract.runtime.environment import Environment
-from refract.runtime.settings import EngineSettings, ProcessSettings, RedisSettings, check_service_name
+from refract.runtime.settings import SSL_MODES, EngineSettings, ProcessSettings, RedisSettings, check_service_name
+from refract.services.gateway.settings import URL_VARIABLES, GatewaySettings
 
 SECRET = "s" * 32
 ENGINES = {
@@ -60,10 +61,13 @@ def test_a_missing_variable_ends_with_its_name(variable: str) -> None:
         ("PORT", "eighty", 'is "eighty"; expected a whole number from 1 to 65535'),
         ("PORT", "0", 'is "0"; expected a whole number from 1 to 65535'),
         ("LOG_LEVEL", "loud", 'is "loud"; expected "debug" or "info" or "warn" or "error"'),
-        ("METRICS_ADDR", "9464", 'is "9464"; expected "host:port"'),
+        ("HOST", "a..b", 'is "a..b"; expected a host name or an IP address, such as "127.0.0.1"'),
+        ("METRICS_ADDR", "9464", 'is "9464"; expected "host:port", such as "127.0.0.1:9464"'),
+        ("METRICS_ADDR", "a..b:99", 'is "a..b:99"; expected "host:port", such as "127.0.0.1:9464"'),
         ("TRUSTED_PROXIES", "everyone", 'is "everyone"; expected addresses or networks separated by commas'),
         ("OUTBOX_RETENTION_DAYS", "-1", 'is "-1"; expected a whole number from 1 to 3650'),
         ("JWT_SECRET", "short", "is a hidden value of 5 characters; expected a secret of at least 32 bytes"),
+        ("JWT_SECRET", "\udcff" * 40, "is a hidden value of 40 characters; expected a secret in UTF-8"),
         ("JWT_SECRET_PREVIOUS", "old", "is a hidden value of 3 characters; expected a secret of at least 32 bytes"),
     ],
 )
@@ -97,7 +101,13 @@ def test_an_optional_bus_is_read_where_it_is_named() -> None:
     [
         ("DATABASE_DSN", "mysql://user:hunter2@db/url_db"),
         ("DATABASE_DSN", "hunter2"),
+        ("DATABASE_DSN", "postgres://user:hunter2@a..b/url_db"),
+        ("DATABASE_DSN", "postgres://user:hunter2@db/url_db?sslmode=bogus"),
+        ("DATABASE_DSN", "postgres://user:hunter2@db/url_db?sslmode="),
         ("RABBITMQ_URL", "http://user:hunter2@rabbitmq"),
+        ("RABBITMQ_URL", "amqp://user:hunter2@a..b/"),
+        ("REDIS_ADDR", "a..b:6379"),
+        ("REDIS_PASSWORD", "hunter2\udcff"),
     ],
 )
 def test_a_wrong_connection_string_is_named_and_not_shown(variable: str, value: str) -> None:
@@ -105,6 +115,30 @@ def test_a_wrong_connection_string_is_named_and_not_shown(variable: str, value: 
         EngineSettings.from_environment(Environment(ENGINES | {variable: value}), {"database", "bus", "redis"})
     assert f'"{variable}"' in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", SSL_MODES)
+def test_the_modes_of_ssl_are_libpqs(mode: str) -> None:
+    dsn = f"postgres://user:password@db/url_db?sslmode={mode}"
+    assert EngineSettings.from_environment(Environment({"DATABASE_DSN": dsn}), {"database"}).database_dsn == dsn
+
+
+def test_another_mode_of_ssl_is_answered_with_them() -> None:
+    variables = {"DATABASE_DSN": "postgres://user:password@db/url_db?sslmode=on"}
+    with pytest.raises(Misconfigured, match="expected sslmode to be one of disable, allow, prefer, require, verify-ca"):
+        EngineSettings.from_environment(Environment(variables), {"database"})
+
+
+@pytest.mark.parametrize("value", ["http://a..b:80", "http://links?a=b", "http://links/#top", "http://u:p@links"])
+def test_the_url_of_a_service_is_a_place_and_no_more(value: str) -> None:
+    variables = dict.fromkeys(URL_VARIABLES.values(), "http://service:80")
+    with pytest.raises(Misconfigured, match=r'environment variable "URL_SERVICE_URL" is .*; expected a URL such as'):
+        GatewaySettings.from_environment(Environment(variables | {"URL_SERVICE_URL": value}))
+
+
+def test_the_host_of_redis_is_a_host() -> None:
+    with pytest.raises(Misconfigured, match=r'"REDIS_HOST" is "a\.\.b"; expected a host name'):
+        RedisSettings.from_environment(Environment({"REDIS_HOST": "a..b"}))
 
 
 def test_credentials_are_not_in_a_representation() -> None:

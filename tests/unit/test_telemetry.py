@@ -158,7 +158,19 @@ def test_a_terminal_gets_the_traceback_below_the_line() -> None:
     record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, None), "levelno": logging.ERROR})
     first, *rest = TextFormatter("s").format(record).splitlines()
     assert first.endswith("error s: failed error=ValueError: no")
-    assert rest == ["ValueError: no"]
+    assert rest == ["  ValueError: no"]
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2028", "\u0085", "\x1b", "\U000e0001", "\udc80"])
+def test_nothing_invisible_reaches_a_terminal_in_the_traceback_either(character: str) -> None:
+    error = ValueError(f"a{character}b\n12:00:00 info  gateway: forged")
+    record = logging.makeLogRecord(
+        {"msg": f"c{character}d", "exc_info": (ValueError, error, None), "levelno": logging.ERROR}
+    )
+    first, *rest = TextFormatter("s").format(record).split("\n")
+    assert all(line.isprintable() for line in (first, *rest))
+    assert all(line.startswith("  ") for line in rest)
+    assert "12:00:00 info" in rest[-1]
 
 
 def test_requests_are_counted_with_bounded_labels() -> None:

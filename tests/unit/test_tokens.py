@@ -124,8 +124,16 @@ def test_refuses_every_other_algorithm() -> None:
 def test_refuses_a_public_key_used_as_a_secret() -> None:
     public = RSAKey.generate_key(2048).as_pem(private=False)
     assert refusal(hashed({"alg": "HS256"}, public)) == "not signed by us: BadSignatureError"
-    with pytest.raises(Misconfigured, match="public"):
-        TokenVerifier([public.decode()], ManualClock())
+    text = public.decode()
+    one_line = text.replace("\n", "\\n")
+    for spelling in (text, f" {text}", f'"{text}"', one_line, text.replace("\n", " "), "'ssh-rsa AAAA" * 4):
+        with pytest.raises(Misconfigured, match="public"):
+            TokenVerifier([SECRET, spelling], ManualClock())
+
+
+@pytest.mark.parametrize("name", ["", "1", "../../dev/null"])
+def test_refuses_a_token_that_names_its_key(name: str) -> None:
+    assert refusal(hashed({"alg": "HS256", "kid": name}, SECRET.encode())) == "names a key"
 
 
 @pytest.mark.parametrize("header", [{}, {"alg": None}, {"alg": ["HS256"]}, {"alg": "HS256", "crit": ["exp"]}])

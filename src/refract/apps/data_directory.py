@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from refract.kernel.errors import Misconfigured
+from refract.runtime.settings import SECRET_BYTES
 
 SECRETS = ("JWT_SECRET", "CLICK_SALT")
 
@@ -17,7 +18,10 @@ class DataDirectory:
     """Where an embedded instance keeps everything; a copy of it, made while nothing runs, is a backup."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        try:
+            self.path = path.absolute()
+        except OSError as error:  # a relative place in a directory that was removed
+            raise _unusable(path, error.strerror) from None
         self._lock: IO[str] | None = None
 
     def database(self, name: str) -> Path:
@@ -41,17 +45,22 @@ class DataDirectory:
             probe = self.path / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
+        except FileExistsError:
+            raise _unusable(self.path, "Not a directory") from None
         except OSError as error:
-            raise Misconfigured(f'FATAL: data directory "{self.path}" cannot be used: {error.strerror}') from None
+            raise _unusable(self.path, error.strerror) from None
 
     def lock(self) -> None:
         """Claim the directory for this process until it ends, however it ends."""
-        lock = (self.path / "refract.lock").open("a")
+        file = self.path / "refract.lock"
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock = file.open("a")
+            ours = _flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _unlockable(file, error) from None
+        if not ours:
             lock.close()
-            raise Misconfigured(f'FATAL: data directory "{self.path}" is in use by another refract serve') from None
+            raise Misconfigured(f'FATAL: data directory "{self.path}" is in use by another refract serve')
         self._lock = lock
 
     def unlock(self) -> None:
@@ -60,26 +69,55 @@ class DataDirectory:
             self._lock.close()
             self._lock = None
 
+    def is_locked(self) -> bool:
+        """Whether a process has claimed it; nothing is made or changed."""
+        file = self.path / "refract.lock"
+        try:
+            with file.open() as lock:
+                return not _flock(lock, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unlockable(file, error) from None
+
     def secrets(self) -> Mapping[str, str]:
         """The instance's own secrets, made on first use and readable by nobody else."""
-        file = self.path / "secrets.json"
-        kept = self._read_secrets(file) if file.exists() else {}
+        kept = self.kept_secrets()
         missing = {name: secrets.token_urlsafe(48) for name in SECRETS if name not in kept}
         if missing:
             kept |= missing
-            self._write_secrets(file, kept)
+            try:
+                self._write_secrets(kept)
+            except OSError as error:
+                raise Misconfigured(f'FATAL: "{error.filename}" cannot be written: {error.strerror}') from None
         return kept
 
-    def _read_secrets(self, file: Path) -> dict[str, str]:
+    def kept_secrets(self) -> dict[str, str]:
+        """Those that were made before; none are made now."""
         try:
-            kept = json.loads(file.read_bytes())
-        except ValueError:
-            raise Misconfigured(f'FATAL: "{file}" is not JSON; restore it from a backup or remove it') from None
+            kept = json.loads(self._secrets_file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise Misconfigured(f'FATAL: "{self._secrets_file}" cannot be read: {error.strerror}') from None
+        except (ValueError, RecursionError):
+            raise self._broken_secrets("is not JSON") from None
         if not isinstance(kept, dict) or not all(isinstance(value, str) for value in kept.values()):
-            raise Misconfigured(f'FATAL: "{file}" is not an object of texts; restore it from a backup or remove it')
+            raise self._broken_secrets("is not an object of texts")
+        for name in SECRETS:
+            if name in kept and not _is_secret(kept[name]):
+                raise self._broken_secrets(f"has a {name} that is no text of at least {SECRET_BYTES} bytes")
         return kept
 
-    def _write_secrets(self, file: Path, kept: Mapping[str, str]) -> None:
+    @property
+    def _secrets_file(self) -> Path:
+        return self.path / "secrets.json"
+
+    def _broken_secrets(self, trouble: str) -> Misconfigured:
+        return Misconfigured(f'FATAL: "{self._secrets_file}" {trouble}; restore it from a backup or remove it')
+
+    def _write_secrets(self, kept: Mapping[str, str]) -> None:
+        file = self._secrets_file
         draft = file.with_suffix(".new")
         draft.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -88,3 +126,27 @@ class DataDirectory:
             output.flush()
             os.fsync(output.fileno())
         draft.replace(file)
+
+
+def _unusable(path: Path, reason: str | None) -> Misconfigured:
+    return Misconfigured(f'FATAL: data directory "{path}" cannot be used: {reason}')
+
+
+def _unlockable(file: Path, error: OSError) -> Misconfigured:
+    return Misconfigured(f'FATAL: "{file}" cannot be locked: {error.strerror}')
+
+
+def _is_secret(text: str) -> bool:
+    try:
+        return len(text.encode()) >= SECRET_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def _flock(file: IO[str], kind: int) -> bool:
+    """Whether the lock could be had; it goes with the file's end."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

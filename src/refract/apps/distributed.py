@@ -19,6 +19,7 @@ from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
 from refract.runtime.web import Check
 from refract.services.gateway.adapters.proxy import Proxy
+from refract.services.gateway.api import WIRE_NAME
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import GatewaySettings
 
@@ -60,7 +61,7 @@ async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: 
         )
         service = BUILDERS[entry.name](foundation)
         await service.join(supervisor)
-        await listen(supervisor, service.application, settings, metrics, SERVICE_LIMITS)
+        await listen(supervisor, entry.wire_name, service.application, settings, metrics, SERVICE_LIMITS)
         await supervisor.wait()
 
 
@@ -76,7 +77,7 @@ async def _run_gateway(settings: ProcessSettings, engines: EngineSettings, targe
             trusted_proxies=settings.trusted_proxies,
         )
         await supervisor.start("proxy", _nothing_to_start, gateway.stop)
-        await listen(supervisor, gateway.application, settings, metrics, GATEWAY_LIMITS)
+        await listen(supervisor, WIRE_NAME, gateway.application, settings, metrics, GATEWAY_LIMITS)
         # After the port is open: services that wait for the gateway must not wait for one another.
         await supervisor.unless_stopping(gateway.check_services())
         await supervisor.wait()

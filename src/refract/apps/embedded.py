@@ -1,6 +1,7 @@
 """Embedded mode: all services in one process, over SQLite files and memory."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from refract.apps.builders import BUILDERS
@@ -58,7 +59,15 @@ async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
         )
-        await listen(supervisor, gateway.application, settings, metrics, GATEWAY_LIMITS)
+        await listen(
+            supervisor,
+            WIRE_NAME,
+            gateway.application,
+            settings,
+            metrics,
+            GATEWAY_LIMITS,
+            chosen_by="--host and --port, or HOST and PORT",
+        )
         _greet(settings, directory)
         await supervisor.wait()
 
@@ -66,6 +75,6 @@ async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
 def _greet(settings: ProcessSettings, directory: DataDirectory) -> None:
     """Tell a person where things are; on standard error, because standard output carries the log."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"Refract listens on http://{host}:{settings.port}", file=sys.stderr)
-    print(f"Its data is in {directory.path}", file=sys.stderr)
-    print("Ctrl-C stops it", file=sys.stderr, flush=True)
+    lines = (f"Refract listens on http://{host}:{settings.port}", f"Its data is in {directory.path}", "Ctrl-C stops it")
+    with suppress(OSError):  # whoever was to read it may have gone
+        print(*lines, sep="\n", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 import gc
 
+from refract.kernel.errors import Misconfigured
 from refract.runtime.edge import Application
 from refract.runtime.metrics import Metrics
 from refract.runtime.server import HttpServer, ServerLimits
@@ -16,15 +17,36 @@ only the service behind it can judge."""
 
 
 async def listen(
-    supervisor: Supervisor, application: Application, settings: ProcessSettings, metrics: Metrics, limits: ServerLimits
+    supervisor: Supervisor,
+    service: str,
+    application: Application,
+    settings: ProcessSettings,
+    metrics: Metrics,
+    limits: ServerLimits,
+    *,
+    chosen_by: str = "HOST and PORT",
 ) -> None:
-    """Accept requests from now on, until the supervisor stops."""
+    """Accept requests from now on, until the supervisor stops. An address that cannot be had is Misconfigured, and the
+    line says what it was `chosen_by`."""
     if settings.metrics is not None:
         host, port = settings.metrics
         inside = HttpServer(metrics_app(metrics), host=host, port=port)
-        await supervisor.start("metrics", inside.start, inside.stop)
-    server = HttpServer(application, host=settings.host, port=settings.port, limits=limits)
-    await supervisor.start("http", server.start, server.stop)
+        await supervisor.start("metrics", lambda: _start(inside, "METRICS_ADDR"), inside.stop)
+    server = HttpServer(
+        application,
+        host=settings.host,
+        port=settings.port,
+        limits=limits,
+        on_refusal=lambda status: metrics.request(service, "", "refused", status, 0.0),
+    )
+    await supervisor.start("http", lambda: _start(server, chosen_by), server.stop)
     # What is there now stays until the end. Without this every full collection visits all of it, which stops the
     # event loop, and so every request, for some 50 ms.
     gc.freeze()
+
+
+async def _start(server: HttpServer, chosen_by: str) -> None:
+    try:
+        await server.start()
+    except Misconfigured as error:
+        raise Misconfigured(f"{error}; check {chosen_by}") from error

@@ -15,9 +15,7 @@ from refract.runtime.migrations import current_revision, head_revision
 from refract.runtime.migrations import migrate as apply_migrations
 from refract.runtime.outbox import replay_outbox
 from refract.runtime.ports import Database, EventBus
-
-POSTGRESQL = ("postgres", "postgresql")
-AMQP = ("amqp", "amqps")
+from refract.runtime.settings import database_dsn, rabbitmq_url
 
 
 async def migrate(environment: Environment, service: str | None, data_dir: Path) -> list[str]:
@@ -32,7 +30,7 @@ async def _migrate_one(environment: Environment, name: str, data_dir: Path) -> s
     if not SERVICES[name].has_database:
         return f"{name} has no database"
     if environment.has("DATABASE_DSN"):
-        location: str | Path = environment.url("DATABASE_DSN", POSTGRESQL)
+        location: str | Path = database_dsn(environment)
     else:
         directory = DataDirectory(data_dir)
         directory.prepare()
@@ -64,6 +62,8 @@ async def replay_period(
     environment: Environment, service: str, since: datetime, until: datetime, data_dir: Path
 ) -> int:
     """Have a service publish again what it announced in a period; returns how many rows."""
+    if not SERVICES[service].has_database:
+        raise Misconfigured(f"FATAL: {service} has no database, so it has no events to publish again")
     async with _database(environment, service, data_dir) as database:
         return await replay_outbox(database, since, until)
 
@@ -87,7 +87,7 @@ async def _bus(environment: Environment, data_dir: Path) -> AsyncIterator[EventB
     if environment.has("RABBITMQ_URL"):
         from refract.runtime.distributed.event_bus import RabbitBus  # noqa: PLC0415
 
-        rabbit = RabbitBus(environment.url("RABBITMQ_URL", AMQP))
+        rabbit = RabbitBus(rabbitmq_url(environment))
         await rabbit.start()
         try:
             await rabbit.ping()
@@ -109,7 +109,7 @@ async def _database(environment: Environment, service: str, data_dir: Path) -> A
     if environment.has("DATABASE_DSN"):
         from refract.runtime.distributed.database import PostgresDatabase  # noqa: PLC0415
 
-        dsn = environment.url("DATABASE_DSN", POSTGRESQL)
+        dsn = database_dsn(environment)
         database: Database = await PostgresDatabase.open(dsn, service=service, pauses=(0.0,))
     else:
         from refract.runtime.embedded.database import EmbeddedDatabase  # noqa: PLC0415

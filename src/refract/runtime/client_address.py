@@ -16,7 +16,8 @@ class ClientAddresses:
     def find(self, peer: str, forwarded_for: Sequence[bytes] = ()) -> str:
         """The peer's address, or for a trusted peer the right-most hop of `X-Forwarded-For` that is not trusted too.
 
-        Hops that are no address are passed over. Where every hop is trusted, the first of them is the client.
+        What stands left of a hop that is no address is not believed. Where every hop is trusted, the left-most one that
+        is believed is the client.
         """
         address = _parse(peer)
         if address is None:
@@ -26,7 +27,7 @@ class ClientAddresses:
         for hop in reversed(b",".join(forwarded_for).decode("latin-1").split(",")):
             parsed = _parse_hop(hop.strip())
             if parsed is None:
-                continue
+                break
             address = parsed
             if not self._trusts(address):
                 break

@@ -7,7 +7,7 @@ from typing import Any
 
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.correlation import accept_correlation_id, correlated
-from refract.runtime.exchange import error_body
+from refract.runtime.exchange import ended_with, error_body
 from refract.runtime.metrics import Metrics
 from refract.runtime.telemetry import serving
 
@@ -55,7 +55,7 @@ class Edge:
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = ended_with(scope) or message["status"]
                 kept = [field for field in message.get("headers", ()) if field[0] not in _OURS]
                 message["headers"] = [*kept, (b"x-correlation-id", correlation_id.encode()), _NO_SNIFFING]
             await send(message)
@@ -74,6 +74,8 @@ class Edge:
                 await answer(send_marked, 500, error_body("internal server error"))
             finally:
                 seconds = time.perf_counter() - begun
+                # An application that ends without an answer leaves it to the server, which sends a 500.
+                status = status or ended_with(scope) or 500
                 self._report(method, path, scope.get("path_template") or "unmatched", status, seconds)
 
     def _introduce(self, scope: Scope) -> str:

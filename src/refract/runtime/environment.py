@@ -1,15 +1,17 @@
 """Settings from the environment: read once, checked at once, and wrong in one line that says what would be right."""
 
-import os
 import re
 from collections.abc import Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from refract.kernel.errors import Misconfigured
 
 _HIDDEN = re.compile(r"SECRET|(?:PASSWORD|PASS|TOKEN|SALT|KEY|DSN|RABBITMQ_URL|SMTP_URL)S?\Z")
-_ADDRESS = re.compile(r"(?:\[([\w:.%-]+)\]|([\w.-]+)):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:\[([^\[\]]*:[^\[\]]*)\]|([^\[\]:]+)):([0-9]{1,5})")
+_IP_ADDRESS = re.compile(r"[0-9.]+|[\w.%-]*:[\w:.%-]*", re.ASCII)
+_NAME = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
+_LONGEST_NAME = 253
 _LONGEST_SHOWN = 200
 
 
@@ -28,11 +30,34 @@ def without_credentials(url: str) -> str:
     return f"{parts.scheme}://{place}{'' if port is None else f':{port}'}{parts.path}"
 
 
-class Environment:
-    """Reads typed values out of a mapping of variables. Empty counts as absent, as in a compose file."""
+def is_host(text: str) -> bool:
+    """Whether it is an IP address or a name that a resolver can be asked for."""
+    try:
+        name = text.encode("idna").decode()
+    except UnicodeError:
+        return False
+    if _IP_ADDRESS.fullmatch(name):
+        return _is_ip_address(name)
+    return len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) is not None
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Environment:
+    """Reads typed values out of a mapping of variables. Empty counts as absent, as in a compose file.
+
+    An option of the command line stands in for the variable of its name: `--port` for PORT.
+    """
+
+    def __init__(self, variables: Mapping[str, str], options: Mapping[str, str] | None = None) -> None:
+        self._options = {name: value for name, value in (options or {}).items() if value.strip()}
+        self._variables = {**variables, **self._options}
 
     def has(self, name: str) -> bool:
         """Whether a variable is set to something."""
@@ -79,17 +104,29 @@ class Environment:
     def secret(self, name: str, *, minimum: int, default: str | None = None) -> str:
         """A text that is long enough to be a secret and never shown."""
         text = self.text(name, default)
-        if len(os.fsencode(text)) < minimum:
+        try:
+            length = len(text.encode())
+        except UnicodeEncodeError:
+            raise self.wrong(name, "a secret in UTF-8", hidden=True) from None
+        if length < minimum:
             raise self.wrong(name, f"a secret of at least {minimum} bytes", hidden=True)
         return text
 
-    def address(self, name: str, default: str | None = None) -> tuple[str, int]:
-        """`host:port`."""
+    def host(self, name: str, default: str | None = None) -> str:
+        """A host name or an IP address."""
+        text = self.text(name, default)
+        if not is_host(text):
+            raise self.wrong(name, 'a host name or an IP address, such as "127.0.0.1"')
+        return text
+
+    def address(self, name: str, default: str | None = None, *, example: str) -> tuple[str, int]:
+        """`host:port`; the example is what a wrong one is answered with."""
         text = self.text(name, default)
         match = _ADDRESS.fullmatch(text)
-        if match is None or not 0 < int(match[3]) < 65536:
-            raise self.wrong(name, '"host:port", such as "localhost:6379"')
-        return match[1] or match[2], int(match[3])
+        host = match and (match[1] or match[2])
+        if not match or not host or not is_host(host) or not 0 < int(match[3]) < 65536:
+            raise self.wrong(name, f'"host:port", such as "{example}"')
+        return host, int(match[3])
 
     def url(self, name: str, schemes: tuple[str, ...], default: str | None = None) -> str:
         """An absolute URL of one of the schemes."""
@@ -97,11 +134,18 @@ class Environment:
         wanted = f'a URL such as "{schemes[0]}://host:port/…"'
         try:
             parts = urlsplit(text)
-            reachable = parts.hostname is not None and (parts.port is None or parts.port > 0)
+            reachable = is_host(parts.hostname or "") and (parts.port is None or parts.port > 0)
         except ValueError:
             raise self.wrong(name, wanted) from None
         if parts.scheme not in schemes or not reachable or " " in text or not text.isprintable():
             raise self.wrong(name, wanted)
+        return text
+
+    def endpoint(self, name: str) -> str:
+        """The URL of a service of ours, to which paths are added."""
+        text = self.url(name, ("http", "https"))
+        if "?" in text or "#" in text or "@" in urlsplit(text).netloc:
+            raise self.wrong(name, 'a URL such as "http://host:port", without query, fragment and credentials')
         return text
 
     def networks(self, name: str) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -117,11 +161,13 @@ class Environment:
         value = self._variables.get(name, "").strip()
         # An `@` after a colon is what credentials in a connection string end with, whatever the variable is called.
         hidden = hidden or _HIDDEN.search(name) is not None or "@" in value.partition(":")[2]
-        shown = f"a hidden value of {len(value)} characters" if hidden else f'"{_on_one_line(value)}"'
-        return Misconfigured(f'FATAL: environment variable "{name}" is {shown}; expected {expected}')
+        shown = f"a hidden value of {len(value)} characters" if hidden else f'"{on_one_line(value)}"'
+        source = f'option "--{name.lower()}"' if name in self._options else f'environment variable "{name}"'
+        return Misconfigured(f"FATAL: {source} is {shown}; expected {expected}")
 
 
-def _on_one_line(value: str) -> str:
+def on_one_line(value: str) -> str:
+    """A text of unknown origin fit for a line: nothing that steers a terminal, and not too much of it."""
     escaped = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in value[:_LONGEST_SHOWN]

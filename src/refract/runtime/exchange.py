@@ -1,20 +1,39 @@
 """One request and its answer through the ASGI application."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, RequestResponseCycle
 
 from refract.kernel.errors import BodyTooLarge
 
 log = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499
+"""No status of HTTP and never sent: what logs and metrics say of a client that left before its answer, as in nginx."""
+
+_ENDED_WITH = "refract.ended_with"
+
 
 def error_body(message: str) -> bytes:
     """The body of every error (decision 21)."""
     return msgspec.json.encode({"error": message})
+
+
+def ended_with(scope: Mapping[str, Any]) -> int:
+    """The status with which the server ended a request by itself, CLIENT_LEFT, or 0 if the application has the word."""
+    status: int = scope.get("extensions", {}).get(_ENDED_WITH, 0)
+    return status
+
+
+def can_be_written(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether this can be the head of an answer: at any other our server raises, when nothing better can be sent."""
+    return 200 <= status <= 599 and not any(
+        not name or HEADER_RE.search(name) or HEADER_VALUE_RE.search(value) for name, value in headers
+    )
 
 
 class Exchange(RequestResponseCycle):
@@ -38,22 +57,26 @@ class Exchange(RequestResponseCycle):
         self.body = bytearray()
         self.message_event.set()
 
-    def abandon(self) -> None:
-        """The client has gone, or has waited too long: what the application still sends goes nowhere."""
+    def abandon(self, status: int) -> None:
+        """The client has gone, or was given this status instead: what the application still sends goes nowhere."""
         self.disconnected = True
+        if not self.response_started:
+            extensions: dict[str, Any] = self.scope["extensions"]
+            extensions[_ENDED_WITH] = status
         self.message_event.set()
 
     async def run_asgi(self, app: ASGI3Application) -> None:
         """Run the application and make sure that an answer leaves, whatever it does."""
+        place = {"method": self.scope["method"], "path": self.scope["path"]}  # routing changes the path in the scope
         try:
             await app(self.scope, self.receive, self.send)
             if not self.response_complete and not self.disconnected:
-                log.error("the application ended without a whole answer")
+                log.error("the application ended without a whole answer", extra=place | self._correlation())
                 await self._fail(500, "internal server error")
         except BodyTooLarge as error:
             await self._fail(413, error.message)
         except Exception:
-            log.exception("the application failed")
+            log.exception("the application failed", extra=place | self._correlation())
             await self._fail(500, "internal server error")
         finally:
             self.on_response = _nothing
@@ -76,6 +99,9 @@ class Exchange(RequestResponseCycle):
         if self.body_refused:
             raise BodyTooLarge
         return event
+
+    def _correlation(self) -> dict[str, str]:
+        return {"correlation_id": self.scope.get("state", {}).get("correlation_id", "")}
 
     async def _fail(self, status: int, message: str) -> None:
         if self.response_started:

@@ -7,10 +7,10 @@ import asyncio
 import fcntl
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import refract
 from refract.kernel.errors import Misconfigured, Unavailable
@@ -26,10 +26,10 @@ _READ_VERSION = "SELECT version_num FROM alembic_version"
 
 async def migrate(service: str, location: str | Path) -> None:
     """Apply what is missing, one process at a time; a database that is newer than the code raises Misconfigured."""
-    if _is_current(service, await current_revision(location)):
+    if is_current(service, await current_revision(location)):
         return
     if isinstance(location, Path):
-        await asyncio.to_thread(_migrate_sqlite, service, location)
+        await _migrate_sqlite(service, location)
     else:
         await _migrate_postgresql(service, location)
 
@@ -56,7 +56,8 @@ def _revisions(service: str) -> list[str]:
     return sorted(file.name.partition("_")[0] for file in _folder(service).glob("[0-9][0-9][0-9][0-9]_*.py"))
 
 
-def _is_current(service: str, revision: str | None) -> bool:
+def is_current(service: str, revision: str | None) -> bool:
+    """Whether a revision is the newest one; one that this version does not know raises Misconfigured."""
     known = _revisions(service)
     if revision is not None and revision not in known:
         raise Misconfigured(
@@ -75,36 +76,49 @@ def _sqlite_revision(path: Path) -> str | None:
             row = connection.execute(_READ_VERSION).fetchone()
         finally:
             connection.close()
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:
         if "no such table" in str(error):
             return None
         raise Unavailable("database", f"{path.name}: {error}") from error
     return str(row[0]) if row else None
 
 
-def _migrate_sqlite(service: str, path: Path) -> None:
+async def _migrate_sqlite(service: str, path: Path) -> None:
     # One lock for the directory: it stays behind, and one file is less to wonder about than one for each database.
-    with _file_lock(path.with_name("migrating.lock")):
-        if not _is_current(service, _sqlite_revision(path)):
-            from refract.runtime.upgrading import upgrade_sqlite  # noqa: PLC0415  # only when there is something to do
+    async with _file_lock(path.with_name("migrating.lock")):
+        work = asyncio.create_task(asyncio.to_thread(_upgrade_sqlite, service, path))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})  # what is begun is finished under the lock
+            raise
 
-            upgrade_sqlite(_folder(service), path)
+
+def _upgrade_sqlite(service: str, path: Path) -> None:
+    if not is_current(service, _sqlite_revision(path)):
+        from refract.runtime.upgrading import upgrade_sqlite  # noqa: PLC0415  # only when there is something to do
+
+        upgrade_sqlite(_folder(service), path)
 
 
-@contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock that goes with the process, wherever it ends."""
+@asynccontextmanager
+async def _file_lock(path: Path) -> AsyncIterator[None]:
+    """Hold a lock that goes with the process, wherever it ends; the wait for it can be given up at any moment."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Unavailable("database", f"another process migrates it for over {LOCK_TIMEOUT:g} s") from None
-                time.sleep(0.05)
+        while not _locked(file):
+            if time.monotonic() > deadline:
+                raise Unavailable("database", f"another process migrates it for over {LOCK_TIMEOUT:g} s")
+            await asyncio.sleep(0.05)
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 async def _postgresql_revision(connection: "asyncpg.Connection[Any]") -> str | None:
@@ -117,7 +131,7 @@ async def _migrate_postgresql(service: str, dsn: str) -> None:
     async with _postgresql(dsn) as connection:
         # It ends with this connection, so whoever dies while migrating lets the next one on.
         await connection.execute(f"SELECT pg_advisory_lock({_ADVISORY_LOCK})", timeout=LOCK_TIMEOUT)
-        if not _is_current(service, await _postgresql_revision(connection)):
+        if not is_current(service, await _postgresql_revision(connection)):
             from refract.runtime.upgrading import upgrade_postgresql  # noqa: PLC0415  # only when there is something to do
 
             await upgrade_postgresql(_folder(service), dsn)

@@ -20,7 +20,15 @@ log = logging.getLogger(__name__)
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending, to be thrown away: closed at once, it would lose our answer."""
 
+PIECE_BYTES = 1024
+"""The parser cannot be stopped within what it is fed: more than this is fed in pieces, of about 50 requests at most."""
+PIECES_AT_ONCE = 32
+"""So many pieces of one connection are parsed before others have their turn."""
+
+_NOTHING = memoryview(b"")
+_HOST_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_:[]%"
 _NOTABLE = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
+_SINGLE = frozenset({b"host", b"transfer-encoding"})
 
 
 class _Refused(Exception):
@@ -36,6 +44,9 @@ class Connection(TurnTaking):
         self._fast_path = shared.fast_path
         self._draining = False
         self._unflushed_since: float | None = None
+        self._unparsed = _NOTHING
+        self._has_asked = False
+        self._host = b""  # the last one that was found to be good
 
         self._notable: dict[bytes, bytes] = {}
         self._incoming: Exchange | None = None  # whose body is being received
@@ -47,9 +58,49 @@ class Connection(TurnTaking):
         self._refused_with = 0
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, whose callbacks do the work, and bound what it has not finished."""
+        """Parse what came: at once if it is little, as usual, and else in pieces."""
         if self._deaf:
             return
+        if len(data) <= PIECE_BYTES:
+            self._feed(data)
+            return
+        self._unparsed = memoryview(data)  # there is no older rest, because until it is parsed nothing is read
+        self._parse_rest()
+
+    def _parse_rest(self) -> None:
+        """Parse what was read, for as long as its answers can be taken, and then listen again."""
+        for _ in range(PIECES_AT_ONCE):
+            if self._deaf or self.transport.is_closing():
+                self._unparsed = _NOTHING
+            if not self._unparsed or self._is_full:
+                break
+            piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
+            self._feed(piece)
+        if self._unparsed:
+            self._pause_reading()
+        self._resume_reading()
+
+    @property
+    def _is_full(self) -> bool:
+        body = self._incoming
+        if body is not None and (body.body_refused or len(body.body) > HIGH_WATER_LIMIT):
+            return True
+        return super()._is_full
+
+    def _may_resume(self) -> bool:
+        if not super()._may_resume():
+            return False
+        if self._unparsed:
+            self.loop.call_soon(self._parse_rest)  # not now: this may be a callback of the parser
+        return not self._unparsed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone, and what it sent last does not matter any more."""
+        self._unparsed = _NOTHING
+        super().connection_lost(exc)
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Feed the parser, whose callbacks do the work, and bound what it has not finished."""
         self._began_in_feed = False
         self._feed_size = len(data)
         try:
@@ -77,7 +128,7 @@ class Connection(TurnTaking):
         if self._notable:
             self._notable = {}
         self._incoming = None
-        self._in_head = self._message_open = self._began_in_feed = True
+        self._in_head = self._message_open = self._began_in_feed = self._has_asked = True
         self._head_size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -86,8 +137,10 @@ class Connection(TurnTaking):
             return
         name = name.lower()
         if name in _NOTABLE:
-            if name == b"host" and name in self._notable:
+            if name in self._notable and name in _SINGLE:
                 self._stop_parsing(400)
+            if name == b"host" and value != self._host:
+                self._check_host(value)
             self._notable[name] = value
         self.headers.append((name, value))
 
@@ -98,9 +151,10 @@ class Connection(TurnTaking):
             return
         self._check_head()
         notable = self._notable
-        keep_alive = not self._draining and self.parser.should_keep_alive()
-        if b"connection" in notable and self.parser.get_http_version() != "1.1":
-            keep_alive = False
+        keep_alive = self.parser.should_keep_alive()
+        if not keep_alive or b"connection" in notable:  # only 1.1 is kept without having said anything
+            keep_alive = self._checked_version() == "1.1" and keep_alive
+        keep_alive = keep_alive and not self._draining
         plain = len(notable) == 1 or (len(notable) == 2 and b"connection" in notable)
         if self._fast_path is None or not plain or not self._answer_fast(keep_alive=keep_alive):
             self._begin_exchange(keep_alive=keep_alive and not self.parser.should_upgrade())
@@ -163,7 +217,8 @@ class Connection(TurnTaking):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=Event(),
-            expect_100_continue=self._notable.get(b"expect", b"").lower() == b"100-continue",
+            expect_100_continue=self._notable.get(b"expect", b"").lower() == b"100-continue"
+            and self.parser.get_http_version() == "1.1",
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
@@ -208,8 +263,23 @@ class Connection(TurnTaking):
         # What came in is an upper bound of what the fields hold, so that their exact sum is rarely needed.
         if self._head_size + self._feed_size > limits.header_bytes and self._fields_size() > limits.header_bytes:
             self._stop_parsing(431)
-        if b"host" not in self._notable and self.parser.get_http_version() != "1.0":
+        if b"host" not in self._notable and self._checked_version() != "1.0":
             self._stop_parsing(400)
+        coding = self._notable.get(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or self._checked_version() != "1.1"):
+            self._stop_parsing(400)
+
+    def _check_host(self, value: bytes) -> None:
+        """It is passed on and ends up in links: nothing but a host and a port may be in it."""
+        if value.translate(None, _HOST_CHARACTERS):
+            self._stop_parsing(400)
+        self._host = value
+
+    def _checked_version(self) -> str:
+        version = self.parser.get_http_version()
+        if version not in {"1.0", "1.1"}:
+            self._stop_parsing(505)
+        return version
 
     def _fields_size(self) -> int:
         return sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -252,8 +322,12 @@ class Connection(TurnTaking):
             self._refuse(408, self._incoming)
         elif self._answers_too_long(now):
             self._refuse(503, self._turns[0])
-        elif not self._turns and not self._message_open and now - self._idle_since >= self._limits.idle:
+        elif not self._turns and not self._message_open and now - self._idle_since >= self._patience:
             self.transport.close()
+
+    @property
+    def _patience(self) -> float:
+        return self._limits.idle if self._has_asked else self._limits.receive
 
     def _receives_too_long(self, now: float) -> bool:
         if not self._message_open or self._deaf:
@@ -296,5 +370,5 @@ class Connection(TurnTaking):
 
     def close_if_idle(self) -> None:
         """Close now if nothing is under way here."""
-        if not self._turns and not self._message_open:
+        if not self._turns and not self._message_open and not self._unparsed:
             self.transport.close()

@@ -1,10 +1,11 @@
 """The HTTP server: uvicorn's protocol inside our own event loop, started and stopped by whoever owns it."""
 
 import asyncio
+import errno
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any
 
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 LAST_CALL_SECONDS = 0.25
 """How long a kept-alive connection may still bring a request after the stop, which is answered with `close`."""
+CUT_SECONDS = 1.5
+"""How much of the grace period is kept for cutting: whoever stops us may wait no longer than what we were given."""
+WARNING_PAUSE = 60.0
 
 
 class HttpServer:
@@ -37,12 +41,15 @@ class HttpServer:
         sockets: Sequence[socket.socket] | None = None,
         limits: ServerLimits | None = None,
         fast_path: FastPath | None = None,
+        on_refusal: Callable[[int], None] | None = None,
     ) -> None:
+        """`on_refusal` is given the status of each request that is refused before the application sees it."""
         self._host = host
         self.port = port  # once started, the real one
         self._sockets = sockets
         self._limits = limits or ServerLimits()
         self._fast_path = fast_path
+        self._on_refusal = on_refusal
         self._config = Config(
             app,
             interface="asgi3",
@@ -57,6 +64,7 @@ class HttpServer:
         self._listeners: list[asyncio.Server] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._shared: Shared | None = None
+        self._warned_at = -WARNING_PAUSE
         self.closed = False
 
     @property
@@ -68,7 +76,7 @@ class HttpServer:
         """Return when connections are accepted; an address that cannot be had is Misconfigured."""
         loop = asyncio.get_running_loop()
         self._config.load()
-        self._shared = shared = Shared(self._limits, self._fast_path, loop.time())
+        self._shared = shared = Shared(self._limits, self._fast_path, loop.time(), self._on_refusal)
 
         def connection() -> Connection:
             return Connection(self._config, self._state, shared)
@@ -79,8 +87,10 @@ class HttpServer:
             for listening in self._sockets or ():
                 self._listeners.append(await loop.create_server(connection, sock=listening, backlog=BACKLOG))
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error  # the loop's own words repeat the address
-            raise Misconfigured(f"FATAL: cannot listen on {self._host}:{self.port}: {reason}") from error
+            # The loop's own words repeat the address; a name that cannot be found has a negative number and good words.
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            raise Misconfigured(f"FATAL: cannot listen on {host}:{self.port}: {reason}") from error
         self.port = self._listeners[0].sockets[0].getsockname()[1]
         self._sweep(shared)
 
@@ -88,27 +98,29 @@ class HttpServer:
         """Accept nothing more, finish what is under way within the grace period, then cut."""
         if self._shared is None or self.closed:
             return
-        deadline = asyncio.get_running_loop().time() + grace
+        reserve = min(CUT_SECONDS, grace / 4)
+        deadline = asyncio.get_running_loop().time() + grace - reserve
         for listener in self._listeners:
             listener.close()
         for connection in self._open_connections():
             connection.shutdown()
-        await self._emptied(min(LAST_CALL_SECONDS, grace))
+        await self._emptied(min(LAST_CALL_SECONDS, grace - reserve))
         for connection in self._open_connections():
             connection.close_if_idle()
         await self._emptied(deadline - asyncio.get_running_loop().time())
         await self._tasks_done(deadline - asyncio.get_running_loop().time())
-        await self._cut()
+        await self._cut(reserve / 2)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self.closed = True
 
-    async def _cut(self) -> None:
+    async def _cut(self, seconds: float) -> None:
         for connection in self._open_connections():
             connection.transport.abort()
+        await asyncio.sleep(0)  # the connections learn of it first, and say so to those who work for them
         for task in tuple(self._state.tasks):
             task.cancel()
-        await self._tasks_done(1.0)
+        await self._tasks_done(seconds)
 
     async def _emptied(self, timeout: float) -> None:
         assert self._shared is not None
@@ -138,3 +150,14 @@ class HttpServer:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         for connection in self._open_connections():
             connection.check_deadlines(shared.now, interval)
+        if shared.now - self._warned_at >= WARNING_PAUSE:
+            self._warn_if_no_files_are_left(shared.now)
+
+    def _warn_if_no_files_are_left(self, now: float) -> None:
+        """Say that clients are turned away for want of file descriptors: the loop closes them without a word."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                self._warned_at = now
+                log.warning("no file descriptors are left: new connections are dropped", extra={"port": self.port})

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
 from refract.runtime.environment import Environment
 
 LOG_LEVELS = ("debug", "info", "warn", "error")
 SECRET_BYTES = 32
+SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+"""What libpq takes for `sslmode`."""
 
 Engine = Literal["database", "bus", "redis"]
 
@@ -37,10 +40,14 @@ class ProcessSettings:
     ) -> Self:
         """Read what is set; the arguments are embedded mode's defaults, and distributed mode has none for secrets."""
         return cls(
-            host=environment.text("HOST", host or "0.0.0.0"),  # noqa: S104 - a container listens to its network
+            host=environment.host("HOST", host or "0.0.0.0"),  # noqa: S104 - a container listens to its network
             port=environment.integer("PORT", port, minimum=1, maximum=65535),
             log_level=environment.choice("LOG_LEVEL", LOG_LEVELS, "info"),
-            metrics=environment.address("METRICS_ADDR") if environment.has("METRICS_ADDR") else None,
+            metrics=(
+                environment.address("METRICS_ADDR", example="127.0.0.1:9464")
+                if environment.has("METRICS_ADDR")
+                else None
+            ),
             trusted_proxies=environment.networks("TRUSTED_PROXIES"),
             jwt_secrets=_jwt_secrets(environment, jwt_secret),
             outbox_retention=timedelta(days=environment.integer("OUTBOX_RETENTION_DAYS", 7, minimum=1, maximum=3650)),
@@ -72,16 +79,29 @@ class RedisSettings:
     def from_environment(cls, environment: Environment) -> Self:
         """REDIS_ADDR, or document 002's pair of names for the same (decision 27)."""
         if not environment.has("REDIS_ADDR") and environment.has("REDIS_HOST"):
-            host = environment.text("REDIS_HOST")
+            host = environment.host("REDIS_HOST")
             port = environment.integer("REDIS_PORT", 6379, minimum=1, maximum=65535)
         else:
-            host, port = environment.address("REDIS_ADDR")
+            host, port = environment.address("REDIS_ADDR", example="localhost:6379")
         return cls(
             host=host,
             port=port,
-            password=environment.text("REDIS_PASSWORD", "") or None,
+            password=environment.secret("REDIS_PASSWORD", minimum=1) if environment.has("REDIS_PASSWORD") else None,
             state_db=environment.integer("REDIS_STATE_DB", 1, maximum=15),
         )
+
+
+def database_dsn(environment: Environment) -> str:
+    """DATABASE_DSN, with an `sslmode` that the driver knows if it has one."""
+    dsn = environment.url("DATABASE_DSN", ("postgres", "postgresql"))
+    if not set(parse_qs(urlsplit(dsn).query, keep_blank_values=True).get("sslmode", [])) <= set(SSL_MODES):
+        raise environment.wrong("DATABASE_DSN", f"sslmode to be one of {', '.join(SSL_MODES)}")
+    return dsn
+
+
+def rabbitmq_url(environment: Environment) -> str:
+    """RABBITMQ_URL."""
+    return environment.url("RABBITMQ_URL", ("amqp", "amqps"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +115,9 @@ class EngineSettings:
     @classmethod
     def from_environment(cls, environment: Environment, needs: Collection[Engine]) -> Self:
         """Read what the service needs; each of those is required. The bus is read where it is optional, too."""
-        amqp = ("amqp", "amqps")
+        wants_bus = "bus" in needs or environment.has("RABBITMQ_URL")
         return cls(
-            database_dsn=environment.url("DATABASE_DSN", ("postgres", "postgresql")) if "database" in needs else None,
-            rabbitmq_url=(
-                environment.url("RABBITMQ_URL", amqp) if "bus" in needs or environment.has("RABBITMQ_URL") else None
-            ),
+            database_dsn=database_dsn(environment) if "database" in needs else None,
+            rabbitmq_url=rabbitmq_url(environment) if wants_bus else None,
             redis=RedisSettings.from_environment(environment) if "redis" in needs else None,
         )

@@ -19,7 +19,6 @@ _REQUEST_FIELDS = ("method", "path", "status", "duration_ms")
 _NOT_EXTRA = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "service", "correlation_id", *_REQUEST_FIELDS}
 )
-_CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 _service: ContextVar[str] = ContextVar("service", default="")
 
@@ -69,8 +68,7 @@ class TextFormatter(logging.Formatter):
         del fields["time"]
         details = "".join(f" {name}={value}" for name, value in fields.items() if value not in {"", 0})
         # What a client sent must not steer the terminal, nor look like a line of its own.
-        line = f"{line}{details}".translate(_CONTROL_CHARACTERS)
-        return f"{line}\n{stack}" if stack else line
+        return "\n  ".join(map(_escaped, (f"{line}{details}", *(stack or "").split("\n")))).rstrip()
 
 
 def log_fields(record: logging.LogRecord, service: str) -> dict[str, Any]:
@@ -120,6 +118,18 @@ def _level_name(number: int) -> str:
     if number >= logging.WARNING:
         return "warn"
     return "info" if number >= logging.INFO else "debug"
+
+
+def _escaped(text: str) -> str:
+    """Whatever does not show, or turns around what stands beside it, as its number."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else _number(character) for character in text)
+
+
+def _number(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _plain(value: Any) -> Any:

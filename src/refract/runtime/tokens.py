@@ -20,6 +20,8 @@ MIN_SECRET_BYTES = 32
 CLOCK_SKEW_SECONDS = 60
 
 _COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}\Z")
+# In any spelling that quoting or escaping in an environment file may leave behind.
+_PUBLIC_KEY = re.compile(r"-{4,5}\s?BEGIN .*(PUBLIC KEY|CERTIFICATE)|^\W*(ssh-|ecdsa-sha2-)")
 
 
 class TokenRefused(Unauthenticated):
@@ -50,9 +52,11 @@ class TokenVerifier:
     def __init__(self, secrets: Sequence[str], clock: Clock) -> None:
         if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
             raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
+        if any(_PUBLIC_KEY.search(secret) for secret in secrets):
+            raise Misconfigured("FATAL: a token secret looks like a public key or a certificate, which is no secret")
         try:
             self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM}) for secret in secrets]
-        except ValueError as error:  # such as the public half of a key pair, which is no secret
+        except ValueError as error:
             raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
         self._clock = clock
 
@@ -68,9 +72,13 @@ class TokenVerifier:
         reason: Exception | None = None
         for key in self._keys:
             try:
-                return jwt.decode(token, key, algorithms=[ALGORITHM]).claims
+                decoded = jwt.decode(token, key, algorithms=[ALGORITHM])
             except (JoseError, ValueError, TypeError, RecursionError) as error:
                 reason = error
+                continue
+            if "kid" in decoded.header:
+                raise TokenRefused("names a key")  # none of ours has a name
+            return decoded.claims
         raise TokenRefused(f"not signed by us: {type(reason).__name__}") from reason
 
     def _check(self, payload: dict[str, Any]) -> Claims:

@@ -3,20 +3,22 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from refract.kernel.ids import new_correlation_id
-from refract.runtime.exchange import Exchange, error_body
+from refract.runtime.exchange import CLIENT_LEFT, Exchange, error_body
 from refract.runtime.fast_path import FastPath, HeldAnswer
 
 log = logging.getLogger(__name__)
 
 MAX_TURNS = 64
-"""So many answers may wait on one connection before it is read no further."""
+"""So many answers may wait on one connection before it is read no further, and what was read is parsed no further."""
 
 _REFUSALS = {
     400: "malformed request",
@@ -25,6 +27,7 @@ _REFUSALS = {
     431: "request header fields too large",
     500: "internal server error",
     503: "service unavailable",
+    505: "http version not supported",
 }
 
 
@@ -50,6 +53,7 @@ class Shared:
     limits: ServerLimits
     fast_path: FastPath | None
     now: float
+    on_refusal: Callable[[int], None] | None = None
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -77,6 +81,19 @@ class Refusal(HeldAnswer):
 Turn = Exchange | HeldAnswer
 
 
+class Flow(FlowControl):
+    """Uvicorn's flow control, which exchanges use too: none of them may resume a connection that can take no more."""
+
+    def __init__(self, transport: asyncio.Transport, may_resume: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._may_resume = may_resume
+
+    def resume_reading(self) -> None:
+        """Read again, if the connection is ready for that."""
+        if self.read_paused and self._may_resume():
+            super().resume_reading()
+
+
 class TurnTaking(HttpToolsProtocol):
     """Uvicorn's protocol with a queue of turns: exchanges with the application, held answers, and refusals."""
 
@@ -92,6 +109,7 @@ class TurnTaking(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is here."""
         super().connection_made(transport)
+        self.flow = Flow(transport, self._may_resume)
         self._idle_since = self._shared.now
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,8 +128,7 @@ class TurnTaking(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self.flow.resume_writing()
-        if not self._turns:
-            self._resume_reading()
+        self._resume_reading()
 
     def on_response_complete(self) -> None:
         """The exchange in front has given its answer to the transport."""
@@ -129,7 +146,7 @@ class TurnTaking(HttpToolsProtocol):
         self._turns.append(turn)
         if len(self._turns) == 1:
             self._advance()
-        elif isinstance(turn, Exchange) or len(self._turns) > MAX_TURNS:
+        elif self._is_full:
             self._pause_reading()
 
     def _released(self, held: HeldAnswer) -> None:
@@ -153,8 +170,7 @@ class TurnTaking(HttpToolsProtocol):
             if self.transport.is_closing():
                 return
         self._idle_since = self._shared.now
-        if not self.flow.write_paused:
-            self._resume_reading()
+        self._resume_reading()
 
     def _write(self, payload: bytes, *, closes: bool) -> None:
         if not closes:
@@ -169,14 +185,16 @@ class TurnTaking(HttpToolsProtocol):
         if isinstance(turn, Exchange) and turn.response_started:
             self.transport.abort()
             return
+        if not isinstance(turn, Exchange) and self._shared.on_refusal is not None:
+            self._shared.on_refusal(status)  # the application never saw it, and so did not count it
         while turn in self._turns:
-            self._drop_last_turn()
+            self._drop_last_turn(status)
         self._take_turn(Refusal(status, self.server_state.default_headers))
 
-    def _drop_last_turn(self) -> None:
+    def _drop_last_turn(self, status: int = CLIENT_LEFT) -> None:
         turn = self._turns.pop()
         if isinstance(turn, Exchange):
-            turn.abandon()
+            turn.abandon(status)
         else:
             turn.attach(None)
 
@@ -187,6 +205,14 @@ class TurnTaking(HttpToolsProtocol):
         self._resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether this client has to take answers before it is listened to again."""
+        return len(self._turns) >= MAX_TURNS or self.flow.write_paused
+
+    def _may_resume(self) -> bool:
+        return self._deaf or not self._is_full
 
     def _pause_reading(self) -> None:
         if not self.transport.is_closing():

@@ -47,6 +47,7 @@ CHECK_SECONDS = 1.0
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 _DOCUMENTED = "documented"
+_UNAVAILABLE = "unavailable"
 _UNREADABLE = "invalid request body"
 _DISCONNECTED = "client disconnected prematurely"  # Litestar's words
 
@@ -197,13 +198,17 @@ async def _outcome(name: str, check: Check) -> str:
         async with asyncio.timeout(CHECK_SECONDS):
             await check()
     except TimeoutError:
-        return f"unavailable: no answer within {CHECK_SECONDS:g} s"
+        reason = f"no answer within {CHECK_SECONDS:g} s"
     except Unavailable as error:
-        return f"unavailable: {_CREDENTIALS.sub('', error.reason)}"
+        reason = _CREDENTIALS.sub("", error.reason)
     except Exception:
         log.exception("a check of readiness failed", extra={"dependency": name})
-        return "unavailable: the check failed"
-    return "ok"
+        return _UNAVAILABLE
+    else:
+        return "ok"
+    # Anybody may ask; the inner addresses in a reason are for us alone.
+    log.warning("not ready", extra={"dependency": name, "reason": reason})
+    return _UNAVAILABLE
 
 
 def _metrics_route(metrics: Metrics) -> Any:

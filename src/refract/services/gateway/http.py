@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote
 
-from refract.kernel.errors import Kind, NotFound, RefractError
+from refract.kernel.errors import BodyTooLarge, Kind, NotFound, RefractError
 from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application, Edge, Receive, Scope, Send
 from refract.runtime.exchange import error_body
@@ -59,6 +59,8 @@ class Dispatch:
         scope["path_template"] = found.route.path
         try:
             await self._services.forward(found.route.target, _inner_scope(scope, found), receive, send)
+        except BodyTooLarge as error:
+            await _refuse(send, Kind.INVALID, error.message)  # every row of the table is documented (decision 23)
         except RefractError as error:
             await _refuse(send, error.kind, error.message)
 
@@ -87,6 +89,7 @@ def _inner_scope(scope: Scope, match: Match) -> Scope:
         "client": (address, 0) if address else None,
         "server": scope.get("server"),
         "state": {},
+        "extensions": scope.get("extensions", {}),
     }
 
 

@@ -25,4 +25,4 @@ class GatewaySettings:
     @classmethod
     def from_environment(cls, environment: Environment) -> Self:
         """Each of the URLs is required."""
-        return cls({target: environment.url(variable, ("http", "https")) for target, variable in URL_VARIABLES.items()})
+        return cls({target: environment.endpoint(variable) for target, variable in URL_VARIABLES.items()})

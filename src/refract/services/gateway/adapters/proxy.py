@@ -16,6 +16,7 @@ from yarl import URL
 from refract.kernel.errors import RefractError
 from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
+from refract.runtime.exchange import can_be_written
 from refract.services.gateway.domain import Header, UnknownUpstream, UpstreamFailed, answered_headers
 
 logger = logging.getLogger("refract.gateway.proxy")
@@ -47,6 +48,7 @@ class Proxy:
         self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._closed = False
 
     async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask the service and pass its answer on; a client that goes away takes the question with it."""
@@ -77,11 +79,12 @@ class Proxy:
         try:
             async with self._session(target).get(f"{self._urls[target]}/health", timeout=timeout) as answer:
                 return answer.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError, UpstreamFailed):
             return False
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and make no other."""
+        self._closed = True
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()
@@ -92,6 +95,8 @@ class Proxy:
             return session
         if target not in self._urls:
             raise UnknownUpstream
+        if self._closed:
+            raise UpstreamFailed("we are stopping")
         session = self._sessions[target] = aiohttp.ClientSession(
             # Without a bound: our own server bounds the requests, and an event stream holds its connection for hours.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
@@ -112,15 +117,16 @@ class Proxy:
     async def _exchange(self, target: str, session: aiohttp.ClientSession, question: "_Question", send: Send) -> None:
         try:
             answer = await self._ask(session, question)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            logger.error("proxy error", extra={"target": target, "reason": reason})  # noqa: TRY400 - no stack to show
-            raise UpstreamFailed(reason) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _failure(target, _reason(error)) from error
         try:
-            await _pass_on(answer, question.method, send)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            logger.error("upstream broke off its answer", extra={"target": target, "reason": reason})  # noqa: TRY400
+            headers = _answered_headers(answer)
+            if not can_be_written(answer.status, headers):
+                raise _failure(target, f"an answer that cannot be passed on, with status {answer.status}")
+            await _pass_on(answer, headers, question.method, send)
+        except (aiohttp.ClientError, OSError) as error:
+            extra = {"target": target, "reason": _reason(error)}
+            logger.error("upstream broke off its answer", extra=extra)  # noqa: TRY400 - no stack to show
         finally:
             answer.close()
 
@@ -137,6 +143,8 @@ class Proxy:
     async def _ask_once(
         self, session: aiohttp.ClientSession, question: "_Question", connection: SimpleNamespace
     ) -> aiohttp.ClientResponse:
+        if session.closed:
+            raise _ConnectionDied
         async with asyncio.timeout(None) as deadline:
             return await session.request(
                 question.method,
@@ -227,11 +235,26 @@ def _move(deadline: asyncio.Timeout, patience: float | None) -> None:
         deadline.reschedule(None if patience is None else asyncio.get_running_loop().time() + patience)
 
 
-async def _pass_on(answer: aiohttp.ClientResponse, method: str, send: Send) -> None:
+def _failure(target: str, reason: str) -> UpstreamFailed:
+    logger.error("proxy error", extra={"target": target, "reason": reason})
+    return UpstreamFailed(reason)
+
+
+def _reason(error: Exception) -> str:
+    """What kind of error it is. The library's own words can hold the URL, and a query can hold secrets."""
+    kind = type(error.__cause__ if isinstance(error, _ConnectionDied) and error.__cause__ else error).__name__
+    return f"{kind}: {error.strerror}" if isinstance(error, OSError) and error.strerror else kind
+
+
+def _answered_headers(answer: aiohttp.ClientResponse) -> list[Header]:
     headers = answered_headers(answer.raw_headers)
     if answer.status in _WITHOUT_BODY:
         # A server takes a length as a promise of so many bytes.
         headers = [(name, value) for name, value in headers if name != b"content-length"]
+    return headers
+
+
+async def _pass_on(answer: aiohttp.ClientResponse, headers: list[Header], method: str, send: Send) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     more = method != "HEAD" and answer.status not in _WITHOUT_BODY
     if not more:
@@ -243,7 +266,8 @@ async def _pass_on(answer: aiohttp.ClientResponse, method: str, send: Send) -> N
 
 
 def _texts(headers: Iterable[Header]) -> CIMultiDict[str]:
-    # The client library writes texts as UTF-8: what is UTF-8 arrives as it was sent.
+    # The client library takes texts and writes them as UTF-8, without surrogates: a value that is UTF-8 arrives as it
+    # was sent, and any other, which cannot be passed on byte by byte, as what it says in Latin-1.
     return CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in headers)
 
 
@@ -267,7 +291,7 @@ async def _without_its_own_retries(
     except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
         raise
     except aiohttp.ClientConnectionError as error:
-        raise _ConnectionDied(str(error)) from error
+        raise _ConnectionDied from error
 
 
 def _reuse_noticed() -> aiohttp.TraceConfig:

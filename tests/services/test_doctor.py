@@ -1,0 +1,285 @@
+"""What the doctor finds, through the command line: it is right about what it says, and changes nothing."""
+
+import asyncio
+import json
+import secrets
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from refract.apps.data_directory import DataDirectory
+from refract.apps.directory import SERVICES
+from refract.apps.doctor import examine
+from refract.runtime.environment import Environment
+from refract.runtime.migrations import migrate
+from refract.runtime.statements import Statement
+from tests.support.commands import refract
+from tests.support.databases import Location, open_database
+
+AHEAD = Statement("ahead", "As a newer version would leave it.", "UPDATE alembic_version SET version_num = '9999'")
+KNOWS_LESS = "wrong: the database of links is at revision 9999, and this version of Refract knows only up to 0001"
+
+
+@pytest.fixture
+async def data(tmp_path: Path) -> Path:
+    """The directory of an instance that ran and was stopped."""
+    directory = DataDirectory(tmp_path / "data")
+    directory.prepare()
+    directory.secrets()
+    for name in (name for name, entry in SERVICES.items() if entry.has_database):
+        await migrate(name, directory.database(name))
+        await (await open_database(directory.database(name))).close()
+    return directory.path
+
+
+@pytest.fixture
+async def neighbour() -> AsyncIterator[TestServer]:
+    """A server that names itself as its path says; without one, it answers a lot that is not JSON."""
+
+    async def named(request: web.Request) -> web.Response:
+        return web.json_response({"service": request.match_info["name"]})
+
+    async def unnamed(_: web.Request) -> web.Response:
+        return web.Response(text="x" * 100_000)
+
+    application = web.Application()
+    application.router.add_get("/{name}/health", named)
+    application.router.add_get("/health", unnamed)
+    server = TestServer(application)
+    await server.start_server()
+    yield server
+    await server.close()
+
+
+async def ask(*arguments: str, variables: Mapping[str, str] | None = None) -> tuple[int, dict[str, str]]:
+    """The doctor's status, and what it says of each subject: "ok" or "wrong", and the words."""
+    done = await asyncio.to_thread(refract, "doctor", *arguments, variables=variables)
+    assert done.stderr == ""
+    found = {}
+    for line in done.stdout.splitlines():
+        mark, rest = line.split(maxsplit=1)
+        subject, _, words = rest.partition("  ")
+        found[subject] = f"{mark}: {words.strip()}"
+    return done.returncode, found
+
+
+async def lead(location: Location) -> None:
+    database = await open_database(location)
+    async with database.transaction() as tx:
+        await tx.execute(AHEAD)
+    await database.close()
+
+
+def wrong(found: Mapping[str, str]) -> list[str]:
+    return [subject for subject, words in found.items() if words.startswith("wrong")]
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()}
+
+
+# --- an embedded instance ---
+
+
+async def test_before_the_first_start(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "yet"
+    status, found = await ask("--data-dir", str(place), "--host", "::1", "--port", "9000")
+    assert status == 0, found
+    assert found["data"].startswith(f"ok: {place} does not exist yet; refract serve makes it")
+    assert found["settings"] == "ok: complete; refract serve listens on http://[::1]:9000"
+    assert found["instance"] == "ok: not running"
+    assert contents(tmp_path) == {}
+
+
+async def test_settings_are_checked_before_the_first_start(tmp_path: Path) -> None:
+    status, found = await ask("--data-dir", str(tmp_path / "data"), variables={"LOG_LEVEL": "loud"})
+    assert status == 1
+    assert wrong(found) == ["settings"]
+    assert 'environment variable "LOG_LEVEL" is "loud"; expected' in found["settings"]
+
+
+async def test_a_healthy_instance_is_left_as_it_is(data: Path) -> None:
+    before = contents(data)
+    status, found = await ask("--data-dir", str(data))
+    assert status == 0, found
+    assert found["database of links"] == "ok: up to date at 0001"
+    assert contents(data) == before
+
+
+async def test_an_instance_that_was_killed_is_left_as_it_is(data: Path) -> None:
+    kill = "import os, sys, sqlite3; c = sqlite3.connect(sys.argv[1]); c.execute('DELETE FROM inbox'); "
+    kill += "c.execute('CREATE TABLE more (x)'); c.commit(); os._exit(0)"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", kill, str(data / "links.sqlite3")], check=True)
+    before = contents(data)
+    assert "links.sqlite3-wal" in before
+    status, found = await ask("--data-dir", str(data))
+    assert status == 0, found
+    assert contents(data) == before
+
+
+async def test_what_another_start_has_to_take_in_first(data: Path) -> None:
+    (data / "links.sqlite3-wal").write_bytes(b"")
+    before = contents(data)
+    status, found = await ask("--data-dir", str(data))
+    assert (status, wrong(found)) == (1, ["database of links"])
+    assert found["database of links"].endswith("before refract serve has taken in links.sqlite3-wal")
+    assert contents(data) == before
+
+
+async def test_a_database_that_is_ahead_is_found(data: Path) -> None:
+    await lead(data / "links.sqlite3")
+    status, found = await ask("--data-dir", str(data))
+    assert (status, wrong(found)) == (1, ["database of links"])
+    assert found["database of links"].startswith(KNOWS_LESS)
+
+
+async def test_a_database_of_random_bytes_is_found(data: Path) -> None:
+    (data / "links.sqlite3").write_bytes(secrets.token_bytes(5_000))
+    status, found = await ask("--data-dir", str(data))
+    assert (status, wrong(found)) == (1, ["database of links"])
+    assert found["database of links"] == "wrong: links.sqlite3 is unavailable: file is not a database"
+
+
+@pytest.mark.parametrize(("name", "subject"), [("links", "database of links"), ("bus", "bus")])
+async def test_a_damaged_file_is_found(data: Path, name: str, subject: str) -> None:
+    file = data / f"{name}.sqlite3"
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE filler (x)")
+    connection.executemany("INSERT INTO filler VALUES (?)", [("x" * 3_000,) for _ in range(20)])
+    connection.commit()
+    connection.close()
+    content = file.read_bytes()
+    file.write_bytes(content[: -8 * 4096] + b"\x55" * 4096 + content[-7 * 4096 :])
+    status, found = await ask("--data-dir", str(data))
+    assert (status, wrong(found)) == (1, [subject])
+    assert f"{name}.sqlite3 is " in found[subject]
+
+
+@pytest.mark.parametrize(("name", "subject"), [("secrets.json", "secrets"), ("refract.lock", "instance")])
+async def test_a_directory_in_the_place_of_a_file_is_found(data: Path, name: str, subject: str) -> None:
+    (data / name).unlink(missing_ok=True)
+    (data / name).mkdir()
+    status, found = await ask("--data-dir", str(data))
+    assert (status, wrong(found)) == (1, [subject])
+    assert "Is a directory" in found[subject]
+
+
+async def test_a_short_secret_is_found(data: Path) -> None:
+    (data / "secrets.json").write_text(json.dumps({"JWT_SECRET": "short"}))
+    _, found = await ask("--data-dir", str(data))
+    assert wrong(found) == ["secrets"]
+    assert f'"{data / "secrets.json"}" has a JWT_SECRET' in found["secrets"]
+
+
+async def test_a_data_directory_that_is_a_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, found = await ask("--data-dir", str(tmp_path / "file"))
+    assert status == 1
+    assert found["data"].endswith("is not a directory")
+
+
+async def test_another_program_in_the_place_of_the_instance_is_found(data: Path, neighbour: TestServer) -> None:
+    directory = DataDirectory(data)
+    directory.lock()
+    try:
+        status, found = await ask("--data-dir", str(data), "--port", str(neighbour.port))
+    finally:
+        directory.unlock()
+    assert (status, wrong(found)) == (1, ["instance"])
+    assert found["instance"].endswith(
+        "is not gateway: its /health answers something else; check --host and --port, or HOST and PORT"
+    )
+
+
+async def test_a_wrong_option_is_blamed_on_the_option(tmp_path: Path) -> None:
+    _, found = await ask("--data-dir", str(tmp_path), "--port", "99999", variables={"PORT": "80"})
+    assert found["settings"] == 'wrong: option "--port" is "99999"; expected a whole number from 1 to 65535'
+
+
+# --- a service of the distributed mode ---
+
+
+async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: str, redis_address: str) -> None:
+    variables = {
+        "SERVICE_NAME": "url-service",
+        "PORT": "8081",
+        "JWT_SECRET": "s" * 32,
+        "DATABASE_DSN": fresh_database,
+        "RABBITMQ_URL": rabbitmq_url,
+        "REDIS_ADDR": redis_address,
+    }
+    status, well = await ask(variables=variables)
+    assert status == 0
+    assert well["database"].startswith("ok: PostgreSQL 1")
+    assert well["schema"] == "ok: empty; the next start brings it to 0001"
+    assert f" at amqp://{urlsplit(rabbitmq_url).hostname}:{urlsplit(rabbitmq_url).port}/" in well["rabbitmq"]
+    assert f"at {redis_address}" in well["redis"]
+
+    away = {
+        "DATABASE_DSN": "postgres://user:hunter2@127.0.0.1:9/links",
+        "RABBITMQ_URL": "amqp://user:hunter2@127.0.0.1:9/",
+        "REDIS_ADDR": "127.0.0.1:9",
+    }
+    status, ill = await ask(variables=variables | away)
+    assert (status, wrong(ill)) == (1, ["database", "schema", "redis", "rabbitmq"])
+    assert "hunter2" not in str(ill)
+
+    status, lost = await ask(variables=variables | {"PORT": "http"})
+    assert (status, wrong(lost)) == (1, ["settings"])
+    assert 'environment variable "PORT" is "http"; expected a whole number from 1 to 65535' in lost["settings"]
+
+
+async def test_a_service_that_nobody_knows_is_found() -> None:
+    status, found = await ask(variables={"SERVICE_NAME": "links-service"})
+    assert status == 1
+    assert 'environment variable "SERVICE_NAME" is "links-service"; expected one of url-service' in found["settings"]
+
+
+async def test_a_schema_that_is_ahead_is_found(fresh_database: str, rabbitmq_url: str, redis_address: str) -> None:
+    await migrate("links", fresh_database)
+    await lead(fresh_database)
+    variables = {"SERVICE_NAME": "url-service", "PORT": "8081", "JWT_SECRET": "s" * 32, "REDIS_ADDR": redis_address}
+    status, found = await ask(variables=variables | {"DATABASE_DSN": fresh_database, "RABBITMQ_URL": rabbitmq_url})
+    assert (status, wrong(found)) == (1, ["schema"])
+    assert found["schema"].startswith(KNOWS_LESS)
+
+
+async def test_swapped_urls_are_found(neighbour: TestServer, redis_address: str) -> None:
+    variables = {"SERVICE_NAME": "gateway", "PORT": "8080", "JWT_SECRET": "s" * 32, "REDIS_ADDR": redis_address}
+    variables |= {
+        entry.url_variable: f"http://127.0.0.1:{neighbour.port}/{entry.wire_name}"
+        for entry in SERVICES.values()
+        if entry.url_variable
+    }
+    variables["URL_SERVICE_URL"], variables["USER_SERVICE_URL"] = (
+        variables["USER_SERVICE_URL"],
+        variables["URL_SERVICE_URL"],
+    )
+    variables["SMS_GATEWAY_URL"] = f"http://127.0.0.1:{neighbour.port}"
+    variables["PROJECT_SERVICE_URL"] = f"http://127.0.0.1:{neighbour.port}/no/such/path"
+    status, found = await ask(variables=variables)
+    assert (status, wrong(found)) == (1, ["url-service", "user-service", "sms-gateway", "project-service"])
+    place = f"http://127.0.0.1:{neighbour.port}"
+    assert found["analytics-service"] == f"ok: {place}/analytics-service answers as analytics-service"
+    assert found["url-service"] == (
+        f'wrong: {place}/user-service is not url-service: it answers as "user-service"; check URL_SERVICE_URL'
+    )
+    assert found["sms-gateway"].endswith("its /health answers something else; check SMS_GATEWAY_URL")
+    assert found["project-service"].endswith("/health answers 404")
+
+
+async def test_a_check_that_fails_itself_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("postgres://user:hunter2@db/links")
+
+    monkeypatch.setattr("refract.apps.doctor.head_revision", fail)
+    findings = {each.subject: each for each in await examine(Environment({}), None, tmp_path)}
+    assert not findings["database of links"].ok
+    assert findings["database of links"].words == "the check itself failed: RuntimeError"
