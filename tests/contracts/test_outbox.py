@@ -218,7 +218,7 @@ class TestMeasure:
         monkeypatch.setattr(world.bus, "publish_all", weighed)
         await world.relay().drain()
         assert sizes[0] == outbox.FIRST_BATCH
-        assert set(sizes[1:-1]) == {10}
+        assert max(sizes[outbox.LANES :]) == 10
         assert bodies(await drain(reader, 200)) == [message.body for message in messages]
 
     async def test_a_clock_that_was_set_back_holds_nothing_up(self, world: World) -> None:

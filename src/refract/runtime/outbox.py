@@ -19,6 +19,7 @@ logger = logging.getLogger("refract.outbox")
 POLL_SECONDS = 2.0
 """The net under the wake-up call: how long a saved event waits at most when nobody called."""
 
+LANES = 2
 BATCH = 500
 FIRST_BATCH = 64
 BATCH_BYTES = 4 * 1024 * 1024
@@ -112,36 +113,51 @@ class Relay:
         self._published = metrics.outbox_published.labels(service)
         self._failed = metrics.outbox_failed.labels(service)
         self._batch = min(FIRST_BATCH, BATCH)
+        # Two locks that are taken one after the other: batches leave in the order in which they were claimed.
+        self._claiming = asyncio.Lock()
+        self._publishing = asyncio.Lock()
 
     async def run(self) -> None:
         """Publish as rows come, for ever. A server that is away is waited for, with growing pauses."""
         pause = 0.0
         while True:
             try:
-                more = await self.move()
+                if await self.move():
+                    await self._move_all()
             except (Unavailable, NotPublished) as error:
                 pause = min(POLL_SECONDS, pause * 2 or 0.1)
                 logger.warning("outbox publish failed; will retry", extra={"error": str(error)})
                 await asyncio.sleep(pause)
                 continue
             pause = 0.0
-            if not more:
-                await self._database.announced(POLL_SECONDS)
+            await self._database.announced(POLL_SECONDS)
 
     async def drain(self) -> None:
         """Publish until nothing is due, as far as the servers allow."""
         try:
-            while await self.move():
-                pass
+            await self._move_all()
         except (Unavailable, NotPublished) as error:
             logger.warning("outbox not drained; the rest is sent after the next start", extra={"error": str(error)})
+
+    async def _move_all(self) -> None:
+        """Publish until nothing is due. Where rows can be locked, a batch is claimed while another is on its way."""
+
+        async def lane() -> None:
+            while await self.move():
+                pass
+
+        lanes = 1 if self._database.dialect == "sqlite" else LANES
+        for outcome in await asyncio.gather(*(lane() for _ in range(lanes)), return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def move(self) -> bool:
         """Publish one batch; returns whether more may be due. Raises when the bus or the database is away."""
         await self._bus.ping()  # first of all, so that no row is held or touched while the bus is away
         limit = self._batch
         async with self._claimed(limit) as (fresh, failed, tx):
-            outcomes = await self._publish(fresh, failed)
+            async with self._publishing:
+                outcomes = await self._publish(fresh, failed)
             if tx is not None:
                 await self._settle(tx, outcomes)
         if tx is None and outcomes:
@@ -163,10 +179,11 @@ class Relay:
     async def _claim(self, database: Reads, limit: int) -> tuple[list[Row], list[Row]]:
         now = self._clock.now()
         never = now + 2 * timedelta(seconds=LONGEST_PAUSE)
-        return (
-            await database.fetch(CLAIM_FRESH, batch=limit),
-            await database.fetch(CLAIM_FAILED, now=now, never=never, batch=RETRIES),
-        )
+        async with self._claiming:
+            return (
+                await database.fetch(CLAIM_FRESH, batch=limit),
+                await database.fetch(CLAIM_FAILED, now=now, never=never, batch=RETRIES),
+            )
 
     async def _publish(self, fresh: Sequence[Row], failed: Sequence[Row]) -> list[Outcome]:
         """What became of the rows. One that failed before travels alone, so that it cannot take others along."""
