@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refract.kernel.errors import Invalid, Unavailable, UniqueViolation
+from refract.kernel.errors import Invalid, TimedOut, Unavailable, UniqueViolation
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import StatementFailed
@@ -182,9 +182,9 @@ async def test_an_endless_statement_is_ended(database_location: Location, monkey
     monkeypatch.setattr("refract.runtime.embedded.sqlite_connections.COMMAND_TIMEOUT", 0.2)
     monkeypatch.setattr("refract.runtime.distributed.postgresql.COMMAND_TIMEOUT", 0.2)
     database = await open_database(database_location)
-    with pytest.raises(Unavailable):
+    with pytest.raises(TimedOut, match=SLOW.name):
         await database.fetch(SLOW)
-    with pytest.raises(Unavailable):
+    with pytest.raises(TimedOut, match=SLOW.name):
         async with database.transaction() as tx:
             await tx.fetch(SLOW)
     await database.ping()

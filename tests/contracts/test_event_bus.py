@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable, Unroutable
 from refract.kernel.events import LEGACY_MAIL_EXCHANGE
 from refract.runtime.messages import Binding, Message
 from refract.runtime.ports import EventBus
@@ -88,6 +89,28 @@ class TestRouting:
             )
             assert [type(outcome) for outcome in outcomes] == [type(None), Unroutable, type(None), type(None)]
             assert bodies(await drain(reader, 2)) == [b"0", b"2"]
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            {"routing_key": "k" * 256},
+            {"routing_key": "ż" * 128},
+            {"routing_key": "\ud800"},
+            {"message_id": "i" * 256},
+            {"correlation_id": "c" * 256},
+            {"exchange": "exchangé"},
+            {"exchange": "e" * 128},
+        ],
+        ids=["long key", "long key in bytes", "no unicode", "long id", "long correlation", "exchange", "long exchange"],
+    )
+    async def test_a_message_that_no_wire_carries_is_refused_alone(
+        self, buses: Buses, bus: EventBus, odd: dict[str, str]
+    ) -> None:
+        async with bus.reader(buses.queue("reader", "#")) as reader:
+            refused = replace(buses.message("key", b"refused"), **odd)  # type: ignore[arg-type]
+            outcomes = await bus.publish_all([buses.message("key", b"0"), refused, buses.message("k" * 255, b"1")])
+            assert [type(outcome) for outcome in outcomes] == [type(None), NotPublished, type(None)]
+            assert bodies(await drain(reader, 2)) == [b"0", b"1"]
 
     async def test_an_unroutable_message_raises_until_a_queue_takes_it(self, buses: Buses, bus: EventBus) -> None:
         with pytest.raises(Unroutable, match="late"):
@@ -360,7 +383,7 @@ class TestLife:
     async def test_a_closed_bus_publishes_nothing(self, buses: Buses, bus: EventBus) -> None:
         await bus.declare(buses.queue("reader", "#"))
         await bus.close()
-        with pytest.raises(NotPublished):
+        with pytest.raises(BusAway):
             await bus.publish(buses.message("key"))
 
     async def test_publishing_nothing_is_fine(self, bus: EventBus) -> None:

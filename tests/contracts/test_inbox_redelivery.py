@@ -6,7 +6,8 @@ import pytest
 
 from refract.kernel.errors import TimedOut
 from refract.kernel.events import Event
-from refract.runtime.ports import Transaction
+from refract.runtime.messages import Delivery
+from refract.runtime.ports import QueueReader, Transaction
 from tests.support.buses import take
 from tests.support.databases import Location
 from tests.support.waiting import eventually
@@ -83,3 +84,49 @@ async def test_a_message_that_always_takes_too_long_is_buried_and_its_neighbours
         await eventually(world.attempts_forgotten)
     assert "took too long" in letter.reason
     assert await world.effects() == list(range(20))
+
+
+async def test_a_retry_ends_when_its_message_is_no_longer_ours(world: World) -> None:
+    """The connection was lost and the message comes again: two retries side by side would bury it twice."""
+    attempts = 0
+
+    async def handle(_tx: Transaction, _events: Sequence[Event]) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise ValueError("cannot be handled")
+
+    await world.publish(noted(1))
+    async with world.bus.reader(world.queue) as reader:
+        [letter] = await world.inbox(handle).settle(reader, await take(reader, 1))
+        assert reader.holds(letter.delivery)
+        await reader.give_back([letter.delivery])
+        [again] = await take(reader, 1)
+        lost = LosingReader(reader)
+        await world.inbox(handle).settle_alone(lost, letter)
+        assert attempts == 2  # one in the batch and one alone, which lost the message
+        await reader.acknowledge([again])
+    assert await world.dead() == []
+
+
+class LosingReader:
+    """A reader whose connection is lost after the first look."""
+
+    def __init__(self, reader: QueueReader) -> None:
+        self._reader = reader
+        self._looks = 0
+
+    def holds(self, delivery: Delivery) -> bool:
+        self._looks += 1
+        return self._looks == 1
+
+    async def next_batch(self) -> list[Delivery]:
+        return await self._reader.next_batch()
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        raise AssertionError("it is not ours")
+
+    async def give_back(self, deliveries: Sequence[Delivery]) -> None:
+        raise AssertionError("it is not ours")
+
+    async def bury(self, delivery: Delivery, reason: str) -> None:
+        raise AssertionError("it is not ours")

@@ -2,14 +2,19 @@
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from refract.kernel.errors import Unavailable
+from refract.kernel.errors import BusAway, Unavailable
+from refract.runtime.embedded import sqlite_thread
 from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.ports import EventBus
 from tests.support.buses import EmbeddedBuses, bodies, take
@@ -54,6 +59,123 @@ async def test_a_file_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None
     (tmp_path / "bus.sqlite").write_bytes(b"this is not a database" * 100)
     with pytest.raises(Unavailable, match="not a database"):
         await EmbeddedBus.open(tmp_path / "bus.sqlite")
+
+
+async def test_a_listener_that_fails_on_a_gap_is_told_of_the_next(tmp_path: Path) -> None:
+    here = EmbeddedBuses(tmp_path)
+    serving, command_line = await here.open(), await here.open()
+    gaps: list[None] = []
+
+    def fail() -> None:
+        gaps.append(None)
+        raise ValueError("a broken listener")
+
+    for _ in range(2):
+        await serving.listen([Binding(here.exchange, "#")], lambda _: None, fail)
+    for name, expected in (("first", 2), ("second", 4)):
+        await command_line.declare(here.queue(name, "#"))
+        await eventually(lambda expected=expected: len(gaps) == expected)  # type: ignore[misc]
+    await here.close()
+
+
+class TestLockedFile:
+    async def test_all_who_wait_are_answered_together(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 500)
+        here = EmbeddedBuses(tmp_path)
+        bus = await here.open()
+        await bus.declare(here.queue("reader", "#"))
+        with _locked(here.path):
+            publishing = [bus.publish_all([here.message("key")]) for _ in range(100)]
+            outcomes = await asyncio.wait_for(asyncio.gather(*publishing), 5)  # one by one it would take 50 s
+        assert {type(outcome) for (outcome,) in outcomes} == {BusAway}
+        await bus.publish(here.message("key"))
+        await here.close()
+
+    async def test_a_failing_job_does_not_make_the_others_wait_one_by_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 500)
+        file = sqlite_thread.SqliteThread(tmp_path / "file.sqlite", "CREATE TABLE IF NOT EXISTS t (n INTEGER)")
+        await file.start()
+        with closing(sqlite3.connect(file._path, isolation_level=None, check_same_thread=False)) as other:
+
+            def fail(connection: sqlite3.Connection) -> None:
+                connection.execute("ROLLBACK")
+                other.execute("BEGIN IMMEDIATE")  # another process is faster
+                raise ValueError("no")
+
+            jobs = [file.run(fail), *(file.run(lambda _: None) for _ in range(100))]
+            outcomes = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+        assert {type(outcome) for outcome in outcomes} == {Unavailable}
+        await file.close()
+
+    async def test_reading_does_not_wait(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 100)
+        here = EmbeddedBuses(tmp_path)
+        bus = await here.open()
+        store = await EmbeddedStateStore.open(tmp_path / "state.sqlite")
+        await store.write("key", {"field": 1}, ttl=60)
+        with _locked(here.path), _locked(tmp_path / "state.sqlite"):
+            await bus.ping()
+            assert await bus.dead_letters("nowhere", 1) == []
+            await store.ping()
+            assert await store.read("key") == {"field": "1"}
+        await store.close()
+        await here.close()
+
+    async def test_what_nobody_waits_for_is_not_done(self, tmp_path: Path) -> None:
+        here = EmbeddedBuses(tmp_path)
+        bus = await here.open()
+        assert isinstance(bus, EmbeddedBus)
+        async with bus.reader(here.queue("reader", "#")) as reader:
+            with _locked(here.path):
+                waiting = asyncio.create_task(bus.publish(here.message("key", b"waiting")))
+                await asyncio.sleep(0)
+                await eventually(bus._file._requests.empty)  # the thread waits for the lock
+                given_up = asyncio.create_task(bus.publish(here.message("key", b"given up")))
+                await asyncio.sleep(0)
+                given_up.cancel()
+                await asyncio.wait([given_up])
+            await waiting
+            await bus.publish(here.message("key", b"the end"))
+            assert bodies(await take(reader, 2)) == [b"waiting", b"the end"]
+        await here.close()
+
+    async def test_a_process_ends_while_the_file_is_locked(self, tmp_path: Path) -> None:
+        here = EmbeddedBuses(tmp_path)
+        await (await here.open()).declare(here.queue("reader", "#"))
+        await here.close()
+        with _locked(here.path):
+            command = [sys.executable, "-c", CLOSER, str(here.path), here.exchange]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            await asyncio.to_thread(subprocess.run, command, env=environment, check=True, timeout=20)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file as another process that writes would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+CLOSER = """
+import asyncio, sys, uvloop
+from pathlib import Path
+from refract.runtime.embedded import sqlite_thread
+from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.messages import Message
+
+async def main():
+    bus = await EmbeddedBus.open(Path(sys.argv[1]))
+    publishing = asyncio.create_task(bus.publish(Message(sys.argv[2], "key", b"{}", "id")))
+    await asyncio.sleep(0.1)
+    publishing.cancel()
+    await bus.close()
+
+sqlite_thread.BUSY_MILLISECONDS = 60_000
+uvloop.run(main())
+"""
 
 
 async def _publishes(bus: EventBus, message: Message) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiormq
 import pytest
 
-from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_publisher
 from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.messages import Binding, Message
@@ -157,7 +157,7 @@ class TestBroker:
             before = await take(reader, 10)
             await asyncio.to_thread(_set_memory_watermark, broker, "0")
             for _ in range(3):
-                with pytest.raises(NotPublished, match="no confirmation"):
+                with pytest.raises(BusAway, match="no confirmation"):
                     await asyncio.wait_for(bus.publish(buses.message("key", b"refused")), 10 * short_timeout)
             await bus.ping()
             await reader.acknowledge(before)
@@ -232,7 +232,7 @@ class TestConnection:
         messages = [buses.message("key", b"%d" % number) for number in range(50)]
         for _ in range(2):  # on the dead connection, and while no new one can be made
             outcomes = await asyncio.wait_for(proxied.publish_all(messages), 5 * short_timeout)
-            assert {type(outcome) for outcome in outcomes} == {NotPublished}
+            assert {type(outcome) for outcome in outcomes} == {BusAway}
         proxy.heal()
         # Long before the heartbeat would notice.
         await asyncio.wait_for(publish_like_relays(proxied, messages, publishers=5), RECOVERY / 2)

@@ -5,16 +5,37 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from refract.kernel.errors import Unavailable
+from refract.runtime.embedded import sqlite_connections
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
+from tests.support.waiting import eventually
 
 CREATE = Statement("create", "Makes a table.", "CREATE TABLE numbers (number INTEGER PRIMARY KEY)")
 ADD = Statement("add", "Adds a number.", "INSERT INTO numbers (number) VALUES (:number)")
 ALL = Statement("all", "Reads the numbers.", "SELECT number FROM numbers")
+
+ADD_MANY = Statement(
+    "add_many",
+    "Adds five thousand numbers.",
+    """
+    INSERT INTO numbers (number)
+    WITH RECURSIVE more (number) AS (SELECT 0 UNION ALL SELECT number + 1 FROM more LIMIT 5000)
+    SELECT number + (SELECT coalesce(max(number) + 1, 0) FROM numbers) FROM more
+    """,
+)
+COUNT_SLOWLY = Statement(
+    "count_slowly",
+    "Reads for a while.",
+    """
+    WITH RECURSIVE more (step) AS (SELECT 0 UNION ALL SELECT step + 1 FROM more LIMIT 20000)
+    SELECT max(step) AS step, (SELECT count(*) FROM numbers) AS number FROM more
+    """,
+)
 
 WRITER = """
 import asyncio, sys
@@ -112,6 +133,67 @@ async def test_commits_reach_the_disk(sqlite_file: Path) -> None:
         assert await tx.fetch(Statement("s", "Asks.", "PRAGMA synchronous")) == [{"synchronous": 2}]
         assert await tx.fetch(Statement("j", "Asks.", "PRAGMA journal_mode")) == [{"journal_mode": "wal"}]
         assert await tx.fetch(Statement("f", "Asks.", "PRAGMA foreign_keys")) == [{"foreign_keys": 1}]
+    await database.close()
+
+
+async def test_the_log_stays_small_though_somebody_always_reads(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_connections, "LARGEST_WAL", 1_000_000)
+    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_MILLISECONDS", 1000)
+    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_SHARE", 0)
+    log = sqlite_file.with_name("test.db-wal")
+    database = await EmbeddedDatabase.open(sqlite_file)
+
+    async def read() -> None:
+        while True:
+            await database.fetch(COUNT_SLOWLY)
+
+    async def write() -> bool:
+        before = log.stat().st_size
+        async with database.transaction() as tx:
+            await tx.execute(ADD_MANY)
+        return before > 1_000_000 > log.stat().st_size
+
+    reading = [asyncio.create_task(read()) for _ in range(4)]
+    assert await eventually(write, timeout=60, interval=0)
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    await database.close()
+
+
+async def test_a_log_that_readers_hold_on_to_holds_up_nobody(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_connections, "LARGEST_WAL", 1000)
+    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_MILLISECONDS", 10)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    reader = sqlite3.connect(sqlite_file, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute(ALL.sql).fetchall()
+    for number in range(50):
+        async with database.transaction() as tx:
+            await tx.execute(ADD, number=number)
+    assert await numbers(database) == set(range(50))
+    reader.close()
+    async with database.transaction() as tx:
+        assert await tx.fetch(Statement("b", "Asks.", "PRAGMA busy_timeout")) == [{"timeout": 5000}]
+    await database.close()
+
+
+async def test_a_read_that_failed_holds_nothing_open(sqlite_file: Path) -> None:
+    outside = sqlite3.connect(sqlite_file, isolation_level=None)
+    outside.executescript("CREATE TABLE texts (text JSONTEXT); INSERT INTO texts VALUES ('{'), ('{}')")
+    database = await EmbeddedDatabase.open(sqlite_file)
+    with pytest.raises(msgspec.DecodeError) as kept:
+        await database.fetch(Statement("texts", "Reads what is broken.", "SELECT text FROM texts"))
+    async with database.transaction() as tx:
+        await tx.execute(ADD, number=1)
+    [busy, _, _] = outside.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    assert busy == 0
+    assert kept.value.__traceback__ is not None
+    outside.close()
     await database.close()
 
 

@@ -46,7 +46,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
         applications: dict[str, Application] = {}
         checks: dict[str, Check] = {"bus": bus.ping}
         for name, build in BUILDERS.items():
-            await migrate(name, directory.database(name))
+            await supervisor.unless_stopping(migrate(name, directory.database(name)))
             database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
             checks[f"database of {name}"] = database.ping
             service = build(Foundation(database, bus, SystemClock(), metrics, settings.outbox_retention))

@@ -220,6 +220,8 @@ class Inbox:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
         pause, counted = 0.0, False
         while True:
+            if not reader.holds(letter.delivery):
+                return  # it comes again, and whoever gets it goes on counting
             try:
                 async with self._one_at_a_time:
                     if not counted:
@@ -302,6 +304,8 @@ class Inbox:
                 break
             except (Unavailable, NotPublished) as error:
                 pause = await self._wait_for_dependency(error, pause)
+            if not reader.holds(delivery):
+                return  # it comes again, and would be there twice
         self._buried.inc()
         logger.error(
             "message moved to dead letters",

@@ -70,6 +70,9 @@ class QueueReader(Protocol):
     async def next_batch(self) -> list[Delivery]:
         """Wait for messages; returns at least one, and as many as are there up to the queue's prefetch."""
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether it is still ours to settle; one of a connection that is gone will come again."""
+
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """They are handled and committed. Of a connection that is gone they will come again, which is no error."""
 

@@ -8,10 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from refract.kernel.errors import Unavailable
+from refract.kernel.errors import TimedOut, Unavailable
 from refract.runtime.distributed.listening import Listener
 from refract.runtime.distributed.pool import ConnectionPool
-from refract.runtime.distributed.postgresql import bound, check_dsn, check_values, connect, rows_touched, translated
+from refract.runtime.distributed.postgresql import (
+    REFUSES_TRANSACTIONS,
+    REFUSES_WRITES,
+    bound,
+    check_dsn,
+    check_values,
+    connect,
+    rows_touched,
+    translated,
+)
 from refract.runtime.environment import without_credentials
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
@@ -116,7 +125,7 @@ class PostgresTransaction(Outgoing):
 
     async def begin(self) -> None:
         """Start; without this word the connection would only let us read."""
-        with translated("begin"):
+        with translated("begin", refusals=REFUSES_TRANSACTIONS):
             await self._connection.execute("BEGIN READ WRITE")
 
     async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
@@ -140,7 +149,12 @@ class PostgresTransaction(Outgoing):
         """Run one statement for each set of parameters."""
         async with self._step(statement.name):
             sql, _ = statement.for_postgresql()
-            await self._connection.executemany(sql, [bound(statement, each)[1] for each in parameters])
+            values = [bound(statement, each)[1] for each in parameters]
+            try:
+                await self._connection.executemany(sql, values)
+            except TimeoutError:
+                # The server's limit is for each of them; all together ran into ours.
+                raise TimedOut("database", f"statement {statement.name} took too long") from None
 
     async def insert_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Write many rows with COPY."""
@@ -163,7 +177,7 @@ class PostgresTransaction(Outgoing):
         async with self._one_at_a_time:
             self.check_usable()
             try:
-                with translated(name):
+                with translated(name, refusals=REFUSES_WRITES):
                     await self._write_waiting()
                     yield
             except BaseException:

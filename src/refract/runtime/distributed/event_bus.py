@@ -8,14 +8,15 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from refract.kernel.clock import Clock, SystemClock
-from refract.kernel.errors import NotPublished, Unavailable
+from refract.kernel.errors import NotPublished, Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
-from refract.runtime.distributed.rabbit_connection import TROUBLE, RabbitConnection, Session, answer
+from refract.runtime.distributed.rabbit_connection import TROUBLE, RabbitConnection, Session, Step, answer
 from refract.runtime.distributed.rabbit_publisher import Publisher
 from refract.runtime.distributed.rabbit_reader import RabbitReader
 from refract.runtime.messages import Binding, DeadLetter, Message, Queue
@@ -35,12 +36,11 @@ class RabbitBus:
         self._publishing = RabbitConnection(url, "publishing")
         self._reading = RabbitConnection(url, "reading")
         self._publisher = Publisher(self._publishing, self._clock)
-        self._declared: dict[str, Queue] = {}
+        self._declarations: dict[str, Step] = {}
 
     async def start(self) -> None:
         """Begin to connect; returns soon even if the broker is away."""
         await self._publisher.start()
-        await self._reading.establish(self._declare_all)
         await asyncio.gather(self._publishing.start(), self._reading.start())
 
     async def publish(self, message: Message) -> None:
@@ -53,8 +53,11 @@ class RabbitBus:
 
     async def declare(self, queue: Queue) -> None:
         """Make the queue exist; while the broker is away, as soon as it is back."""
-        self._declared[queue.name] = queue
-        await self._reading.now(self._declare_all)
+        former = self._declarations.get(queue.name)
+        declaration = self._declarations[queue.name] = Step(f"queue {queue.name}", partial(_declare, queue))
+        if former is not None:
+            await self._reading.forget(former)
+        await self._reading.establish(declaration)
 
     def reader(self, queue: Queue) -> AbstractAsyncContextManager[QueueReader]:
         """Read from a queue; several readers share it."""
@@ -63,11 +66,12 @@ class RabbitBus:
     @asynccontextmanager
     async def _reader(self, queue: Queue) -> AsyncIterator[QueueReader]:
         reader = RabbitReader(queue, self._publisher, self._clock)
-        await self._reading.establish(reader.subscribe)
+        subscription = Step(f"reader of {queue.name}", reader.subscribe)
         try:
+            await self._reading.establish(subscription)
             yield reader
         finally:
-            await self._reading.forget(reader.subscribe)
+            await self._reading.forget(subscription)
             await reader.close()
 
     async def listen(
@@ -75,7 +79,7 @@ class RabbitBus:
     ) -> None:
         """Hear messages through a queue of this process alone; every session but an immediate first is a gap."""
         listener = _Listener(tuple(bindings), hear, gap)
-        await self._reading.establish(listener.subscribe)
+        await self._reading.establish(Step("listener", listener.subscribe))
         listener.late = True
 
     async def dead_letters(self, queue: str, limit: int) -> list[DeadLetter]:
@@ -108,14 +112,6 @@ class RabbitBus:
     async def close(self) -> None:
         """Close both connections, within a few seconds."""
         await asyncio.gather(self._publishing.close(), self._reading.close())
-
-    async def _declare_all(self, session: Session) -> None:
-        if not self._declared:
-            return
-        channel = await session.channel()
-        for queue in self._declared.values():
-            await answer(rabbit_wire.declare_queue(channel, queue))
-        await answer(channel.close())
 
     @asynccontextmanager
     async def _administration(self) -> AsyncIterator[AbstractChannel]:
@@ -152,8 +148,18 @@ class RabbitBus:
     async def _replay_one(self, channel: AbstractChannel, queue: str, delivered: DeliveredMessage) -> None:
         message = rabbit_wire.read_message(delivered)
         again = replace(message, exchange="", routing_key=queue, mandatory=True)
-        await self._publisher.publish(again, rabbit_wire.origin(message))
+        try:
+            await self._publisher.publish(again, rabbit_wire.origin(message))
+        except Unroutable:  # somebody deleted the queue; its readers will bind it
+            await answer(rabbit_wire.declare_queue(channel, Queue(queue, ())))
+            await self._publisher.publish(again, rabbit_wire.origin(message))
         await answer(channel.basic_ack(delivered.delivery_tag or 0))
+
+
+async def _declare(queue: Queue, session: Session) -> None:
+    """Make a queue exist: a step of every session."""
+    async with session.passing_channel() as channel:
+        await answer(rabbit_wire.declare_queue(channel, queue))
 
 
 class _Listener:
@@ -168,14 +174,19 @@ class _Listener:
 
     async def subscribe(self, session: Session) -> None:
         """Bind and consume: a step of every session."""
-        channel = await session.channel()
-        session.watch(channel)
-        queue = (await answer(channel.queue_declare("", exclusive=True, auto_delete=True))).queue or ""
-        await answer(rabbit_wire.bind(channel, queue, self._bindings))
-        await answer(channel.basic_consume(queue, self._receive, no_ack=True))
+        async with session.lasting_channel() as channel:
+            queue = (await answer(channel.queue_declare("", exclusive=True, auto_delete=True))).queue or ""
+            await answer(rabbit_wire.bind(channel, queue, self._bindings))
+            await answer(channel.basic_consume(queue, self._receive, no_ack=True))
         if self.late:
-            self._gap()
+            self._tell_gap()
         self.late = True
+
+    def _tell_gap(self) -> None:
+        try:
+            self._gap()
+        except Exception:
+            logger.exception("a listener failed on a gap")
 
     async def _receive(self, delivered: DeliveredMessage) -> None:
         try:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from refract.kernel.errors import Unavailable
+from refract.kernel.errors import RefractError, Unavailable
 from refract.runtime.distributed.postgresql import translated
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Listener:
         while True:
             try:
                 await self._listen()
-            except Unavailable as error:
-                logger.warning("database listener lost; polling until it is back", extra={"reason": error.reason})
+            except RefractError as error:
+                logger.warning("database listener lost; polling until it is back", extra={"reason": str(error)})
             await asyncio.sleep(RECONNECT_PAUSE)
 
     async def _listen(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from refract.kernel.errors import RefractError, Unavailable
-from refract.runtime.distributed.postgresql import translated
+from refract.runtime.distributed.postgresql import ReadOnlyServer, translated
 from refract.runtime.transactions import ACQUIRE_TIMEOUT
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ KEPT_CONNECTIONS = 2
 MAX_LIFETIME = 30 * 60.0
 MAX_IDLE = 5 * 60.0
 CHECK_INTERVAL = 60.0
-TIDY_TIMEOUT = 2.0
+TIDY_TIMEOUT = 1.0
+"""Seconds that a server has to answer when a connection is tidied or closed; whoever stops waits for these."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pooled:
     connection: "Connection"
     opened_at: float
@@ -46,6 +47,7 @@ class ConnectionPool:
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[_Pooled] = []
         self._lent = 0
+        self._in_use: set[_Pooled] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
         self._closed = False
@@ -64,8 +66,13 @@ class ConnectionPool:
     async def connection(self) -> AsyncIterator["Connection"]:
         """A connection for the time of the block; raises Unavailable when there is none in time."""
         pooled = await self._take()
+        self._in_use.add(pooled)
         try:
             yield pooled.connection
+        except ReadOnlyServer as error:
+            self._drop(pooled, error)
+            self._give_back(pooled)
+            raise
         except BaseException:
             # Shielded: if our caller is cancelled once more, the connection is still tidied before it is lent again.
             await asyncio.shield(self._spawn(self._tidy(pooled)))
@@ -86,20 +93,38 @@ class ConnectionPool:
             self._idle.insert(0, await self._open())
 
     async def close(self) -> None:
-        """Wait until every connection is back, then close them all."""
+        """Wait until every connection is back, as long as the server answers at all, then close them."""
         if self._closed:
             return
         self._closed = True
         if self._checking is not None:
             self._checking.cancel()
+        watching = self._spawn(self._hang_up_on_silence())
         for _ in range(MAX_CONNECTIONS):
             await self._slots.acquire()
-        self._drop_idle()
+        watching.cancel()
+        while self._idle:
+            self._spawn(_close(self._idle.pop().connection))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _hang_up_on_silence(self) -> None:
+        """End the connections that are still in use once the server does not even let us in any more."""
+        while True:
+            try:
+                async with asyncio.timeout(TIDY_TIMEOUT):
+                    connection = await self._connect()
+            except TimeoutError:
+                for pooled in self._in_use:
+                    pooled.connection.terminate()
+                return
+            except RefractError:
+                pass  # an answer, too: whatever it means for those in use, they notice themselves
+            else:
+                connection.terminate()
+            await asyncio.sleep(TIDY_TIMEOUT)
+
     async def _take(self) -> _Pooled:
-        if self._closed:
-            raise Unavailable("database", "it is closed")
+        self._check_open()
         try:
             async with asyncio.timeout(ACQUIRE_TIMEOUT):
                 await self._slots.acquire()
@@ -107,11 +132,16 @@ class ConnectionPool:
             raise Unavailable("database", f"no connection was free within {ACQUIRE_TIMEOUT:g} s") from None
         self._lent += 1
         try:
+            self._check_open()
             return self._take_idle() or await self._open()
         except BaseException:
             self._lent -= 1
             self._slots.release()
             raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("database", "it is closed")
 
     def _take_idle(self) -> _Pooled | None:
         """The one used last: so the others can grow idle, and be closed."""
@@ -133,6 +163,7 @@ class ConnectionPool:
         elif not pooled.connection.is_closed():
             pooled.idle_since = now
             self._idle.append(pooled)
+        self._in_use.discard(pooled)
         self._lent -= 1
         self._slots.release()
 
@@ -144,19 +175,19 @@ class ConnectionPool:
                 async with asyncio.timeout(TIDY_TIMEOUT):
                     await pooled.connection.execute("ROLLBACK")
         except RefractError as error:
-            logger.warning("database connection dropped", extra={"reason": str(error)})
-            pooled.connection.terminate()
-            # What cut this one has probably cut all: better new ones than a timeout on each.
-            self._drop_idle()
+            self._drop(pooled, error)
         except BaseException:
             pooled.connection.terminate()
             raise
         finally:
             self._give_back(pooled)
 
-    def _drop_idle(self) -> None:
+    def _drop(self, pooled: _Pooled, error: RefractError) -> None:
+        """What cut this one has probably cut all: better new ones than a timeout on each."""
+        logger.warning("database connection dropped", extra={"reason": str(error)})
+        pooled.connection.terminate()
         while self._idle:
-            self._spawn(_close(self._idle.pop().connection))
+            self._idle.pop().connection.terminate()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -169,8 +200,8 @@ class ConnectionPool:
             await asyncio.sleep(CHECK_INTERVAL)
             try:
                 await self.check()
-            except Unavailable as error:
-                logger.warning("database pool not refilled", extra={"reason": error.reason})
+            except RefractError as error:
+                logger.warning("database pool not refilled", extra={"reason": str(error)})
 
 
 async def _close(connection: "Connection") -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,20 +12,34 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from refract.kernel.errors import Invalid, Misconfigured, RefractError, Unavailable, UniqueViolation
+from refract.kernel.errors import Invalid, Misconfigured, RefractError, TimedOut, Unavailable, UniqueViolation
 from refract.runtime.statements import Statement
-from refract.runtime.transactions import COMMAND_TIMEOUT, StatementFailed
+from refract.runtime.transactions import ACQUIRE_TIMEOUT, COMMAND_TIMEOUT, StatementFailed
 
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
 CONNECT_TIMEOUT = 3.0
+SILENCE_TIMEOUT = COMMAND_TIMEOUT + 1.0
+"""The server ends a statement after COMMAND_TIMEOUT and says so; one that has not by now says nothing any more."""
+
+CONNECTING = "connect"
+
+REFUSES_WRITES = ("25006",)
+REFUSES_TRANSACTIONS = ("0A000", "25006")
+"""By these SQLSTATEs a server in recovery is known, where a statement writes and where a transaction begins."""
+
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 # By the beginning of the SQLSTATE: lost connection, rollback for concurrency, no resources, operator's hand, the
 # server's own disk, wrong login and missing database (which whoever runs the server mends while we wait), lock timeout.
 _TRANSIENT = ("08", "40", "53", "57", "58", "28", "3D", "55P03")
+_STATEMENT_TIMEOUT = "57014"
 _JSONB_VERSION = b"\x01"
+
+
+class ReadOnlyServer(Unavailable):
+    """This server does not take writes: after a failover, connections still lead to what has become a standby."""
 
 
 def check_dsn(dsn: str) -> None:
@@ -44,6 +58,21 @@ def check_dsn(dsn: str) -> None:
 
 async def connect(dsn: str, *, service: str) -> "Connection":
     """Open a connection on which values have our form; raises Unavailable, whatever went wrong."""
+    opening = asyncio.create_task(_open(dsn, service))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # asyncpg, cut off while it connects, leaves a future that complains to the log: let it finish, which is soon.
+        opening.add_done_callback(_discard)
+        raise
+
+
+def _discard(opening: "asyncio.Task[Connection]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().terminate()
+
+
+async def _open(dsn: str, service: str) -> "Connection":
     settings = {
         "application_name": f"refract-{service}",
         "timezone": "UTC",
@@ -51,12 +80,15 @@ async def connect(dsn: str, *, service: str) -> "Connection":
         "default_transaction_read_only": "on",
         # A process that vanished from the network must not hold its locks for hours.
         "idle_in_transaction_session_timeout": "60s",
+        # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.
+        "statement_timeout": f"{COMMAND_TIMEOUT * 1000:.0f}",
+        "lock_timeout": f"{ACQUIRE_TIMEOUT * 1000:.0f}",
     }
     connection: Connection | None = None
-    with translated("connect"):
+    with translated(CONNECTING):
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                connection = await asyncpg.connect(dsn, command_timeout=COMMAND_TIMEOUT, server_settings=settings)
+                connection = await asyncpg.connect(dsn, command_timeout=SILENCE_TIMEOUT, server_settings=settings)
                 await _set_codecs(connection)
         except BaseException:
             if connection is not None:
@@ -111,38 +143,44 @@ def check_values(values: Iterable[Any]) -> None:
 
 
 @contextmanager
-def translated(statement: str) -> Iterator[None]:
-    """Our errors in place of the driver's, whose texts can quote rows and connection strings."""
+def translated(statement: str, *, refusals: Sequence[str] = ()) -> Iterator[None]:
+    """Our errors in place of the driver's, whose texts can quote rows and connection strings.
+
+    `refusals` are the SQLSTATEs that mean, here, that the server takes no writes.
+    """
     try:
         yield
     except RefractError:
         raise
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        raise _translation(error, statement) from None
+        raise _translation(error, statement, refusals) from None
     except (OverflowError, ValueError):
         raise Invalid("a value does not fit its column") from None
 
 
-def _translation(error: Exception, statement: str) -> RefractError:
+def _translation(error: Exception, statement: str, refusals: Sequence[str]) -> RefractError:
     if isinstance(error, asyncpg.UniqueViolationError):
         return UniqueViolation(error.constraint_name or "")
     if isinstance(error, OSError):
         return Unavailable("database", _description(error))
     if isinstance(error, asyncpg.PostgresError):
-        return _server_error(error, statement)
+        return _server_error(error, statement, refusals)
     if isinstance(error, ValueError) and not isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return Invalid("a value does not fit its column")
     return Unavailable("database", type(error).__name__)
 
 
-def _server_error(error: asyncpg.PostgresError, statement: str) -> RefractError:
+def _server_error(error: asyncpg.PostgresError, statement: str, refusals: Sequence[str]) -> RefractError:
     code = error.sqlstate or ""
-    if code == "22021":
-        return Invalid("text may not contain the character NUL")
-    if code.startswith("22"):
-        return Invalid("a value does not fit its column")
-    if code.startswith(_TRANSIENT) or isinstance(error, asyncpg.InvalidCachedStatementError):
+    if code in refusals:
+        return ReadOnlyServer("database", f"it takes no writes ({code})")
+    if code == _STATEMENT_TIMEOUT:
+        return TimedOut("database", f"statement {statement} took too long")
+    if statement == CONNECTING or code.startswith(_TRANSIENT) or isinstance(error, asyncpg.InvalidCachedStatementError):
         return Unavailable("database", f"{type(error).__name__} ({code})")
+    if code.startswith("22"):
+        nul = code == "22021"
+        return Invalid("text may not contain the character NUL" if nul else "a value does not fit its column")
     # The message proper names tables and columns; the values stand in the detail, which is left out.
     return StatementFailed(statement, f"{type(error).__name__} ({code}): {getattr(error, 'message', '')}")
 

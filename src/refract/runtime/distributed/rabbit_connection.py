@@ -2,27 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import aiormq
 from aiormq.abc import AbstractChannel
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from aiormq.exceptions import AMQPError, ChannelClosed, ChannelInvalidStateError
 from yarl import URL
 
 from refract.kernel.errors import Unavailable
+from refract.runtime.distributed.rabbit_decoding import tolerate_foreign_frames
 from refract.runtime.environment import without_credentials
 
 HEARTBEAT_SECONDS = 10
 CONNECT_SECONDS = 5.0
+STEP_SECONDS = 5.0
 FIRST_ATTEMPT_SECONDS = 2.0
 CLOSE_SECONDS = 2.0
 SHORTEST_PAUSE = 0.1
 LONGEST_PAUSE = 10.0
+FIRST_PAUSE_OF_A_STEP = 0.5
+LONGEST_PAUSE_OF_A_STEP = 30.0
 
 TROUBLE = (AMQPError, OSError, ChannelInvalidStateError, Unavailable)
 """What a call to the broker may end in; a timeout is an OSError."""
+
+REFUSED = (ChannelClosed, ValueError, TypeError)
+"""What a call ends in when the broker, or the client library on its behalf, answers no."""
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,7 +61,10 @@ class Session:
         self.connection = connection
         self.writer = writer
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.refusal: ChannelClosed | None = None
+        """Why the broker closed the channel that ended the session, if that is what ended it."""
         self._watched: dict[AbstractChannel, asyncio.Future[Any]] = {}
+        self._dismissals: set[asyncio.Task[None]] = set()
         connection.closing.add_done_callback(self._ended)
 
     @classmethod
@@ -81,15 +93,37 @@ class Session:
         """A channel of its own; it is the caller's to close or to watch."""
         return await answer(self.connection.channel(publisher_confirms=False))
 
+    @asynccontextmanager
+    async def lasting_channel(self) -> AsyncIterator[AbstractChannel]:
+        """A channel to prepare in the block. From then on the session ends with it; one that fails is closed."""
+        channel = await self.channel()
+        channel.on_consumer_cancel_callbacks.add(self._ended)
+        try:
+            yield channel
+        except BaseException:
+            self._dismiss(channel)
+            raise
+        self.watch(channel)
+
+    @asynccontextmanager
+    async def passing_channel(self) -> AsyncIterator[AbstractChannel]:
+        """A channel for the block only, so that what the broker refuses there harms nothing else."""
+        channel = await self.channel()
+        try:
+            yield channel
+        finally:
+            self._dismiss(channel)
+
     def watch(self, channel: AbstractChannel) -> None:
-        """End the session when the broker closes this channel or cancels a consumer on it."""
+        """End the session when the broker closes this channel."""
         self._watched[channel] = channel.closing
         self._watched[channel].add_done_callback(self._ended)
-        channel.on_consumer_cancel_callbacks.add(self._ended)
 
     def unwatch(self, channel: AbstractChannel) -> None:
         """This channel is about to be closed on purpose."""
-        self._watched.pop(channel).remove_done_callback(self._ended)
+        watched = self._watched.pop(channel, None)
+        if watched is not None:
+            watched.remove_done_callback(self._ended)
 
     def write(self, frames: bytes) -> None:
         """Hand frames to the socket; uvloop raises where it has gone and nobody was told yet."""
@@ -119,6 +153,8 @@ class Session:
 
     async def close(self) -> None:
         """Say goodbye to the broker, but do not wait long for its answer."""
+        for channel in list(self._watched):
+            self.unwatch(channel)
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await answer(self.connection.close())
@@ -126,16 +162,39 @@ class Session:
             logger.debug("rabbitmq did not answer the goodbye")
         self.cut()
 
-    def _ended(self, _: object) -> None:
+    def _dismiss(self, channel: AbstractChannel) -> None:
+        """Close a channel in the background: whoever used it may have no time left."""
+        task = asyncio.create_task(self._close_channel(channel))
+        self._dismissals.add(task)
+        task.add_done_callback(self._dismissals.discard)
+
+    async def _close_channel(self, channel: AbstractChannel) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await answer(channel.close())
+        except TROUBLE:
+            logger.debug("rabbitmq did not close a channel")
+
+    def _ended(self, cause: object) -> None:
+        if self.live and isinstance(cause, asyncio.Future) and not cause.cancelled():
+            error = cause.exception()
+            self.refusal = error if isinstance(error, ChannelClosed) else None
         self.cut()
 
 
-Step = Callable[[Session], Awaitable[None]]
-"""Something to be made on every new session: a declaration, a subscription."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Something to be made on every new session: a declaration, a subscription. Its name is for the log."""
+
+    name: str
+    take: Callable[[Session], Awaitable[None]]
 
 
 class RabbitConnection:
-    """Holds the current session, or waits for the next one."""
+    """Holds the current session, or waits for the next one.
+
+    A step that fails is tried again in the background, while the session serves the others.
+    """
 
     def __init__(self, url: str, purpose: str) -> None:
         self._url = url
@@ -146,11 +205,13 @@ class RabbitConnection:
         self._attempted = asyncio.Event()
         self._trouble = "not connected yet"
         self._keeper: asyncio.Task[None] | None = None
+        self._retries: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to connect; returns soon, connected or not."""
         # The client library reports every failed attempt as an error with a traceback; one warning of ours is enough.
         logging.getLogger("aiormq").setLevel(logging.CRITICAL)
+        tolerate_foreign_frames()
         self._keeper = asyncio.create_task(self._keep())
         try:
             async with asyncio.timeout(FIRST_ATTEMPT_SECONDS):
@@ -174,21 +235,19 @@ class RabbitConnection:
             self._steps.append(step)
             await self._take(step)
 
-    async def now(self, step: Step) -> None:
-        """Take a step if there is a session."""
-        async with self._establishing:
-            await self._take(step)
-
     async def forget(self, step: Step) -> None:
-        """Do not take this step again."""
+        """Do not take this step again; whoever was cancelled while it waited for its turn never began it."""
         async with self._establishing:
-            self._steps.remove(step)
+            if step in self._steps:
+                self._steps.remove(step)
 
     async def close(self) -> None:
         """Stop connecting and close the session."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        tasks = [task for task in (self._keeper, *self._retries) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         self._trouble = "the bus is closed"
         if self._session.done():
             await self._session.result().close()
@@ -216,33 +275,63 @@ class RabbitConnection:
             self._trouble = "the connection was lost"
             await asyncio.sleep(SHORTEST_PAUSE)  # a broker that accepts and hangs up must not spin us
 
-    async def _take(self, step: Step) -> None:
-        """A step that fails ends the session, and the next one begins with all steps."""
-        if not self._session.done():
-            return
-        session = self._session.result()
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await step(session)
-        except TROUBLE as error:
-            self._trouble = _reason(error)
-            session.cut()
-
     async def _connect(self) -> Session:
         session = await Session.open(self._url)
         async with self._establishing:
             try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    for step in list(self._steps):
-                        await step(session)
+                await self._take_all(session)
             except BaseException:
                 session.cut()
                 raise
             self._session.set_result(session)
             return session
 
+    async def _take_all(self, session: Session) -> None:
+        """Side by side, so that one which hangs holds up no other; a broker that answers none of them is away."""
+        steps = list(self._steps)
+        errors = await asyncio.gather(*(_attempt(step, session) for step in steps))
+        if not session.live:
+            raise Unavailable("rabbitmq", "the connection was lost")
+        failed = [(step, error) for step, error in zip(steps, errors, strict=True) if error is not None]
+        if failed and len(failed) == len(steps) and not any(isinstance(error, REFUSED) for _, error in failed):
+            raise failed[0][1]
+        for step, error in failed:
+            self._retry_later(step, session, error)
+
+    async def _take(self, step: Step) -> None:
+        if not self._session.done():
+            return
+        session = self._session.result()
+        error = await _attempt(step, session)
+        if error is not None:
+            self._retry_later(step, session, error)
+
+    def _retry_later(self, step: Step, session: Session, error: Exception) -> None:
+        self._warn_of(step, error)
+        task = asyncio.create_task(self._retry(step, session))
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+
+    async def _retry(self, step: Step, session: Session) -> None:
+        pause = FIRST_PAUSE_OF_A_STEP
+        while True:
+            await asyncio.wait([session.lost], timeout=pause)
+            pause = min(2 * pause, LONGEST_PAUSE_OF_A_STEP)
+            async with self._establishing:
+                if not session.live or step not in self._steps:  # a new session begins with all steps
+                    return
+                error = await _attempt(step, session)
+            if error is None:
+                logger.info("rabbitmq: the %s is there", step.name, extra=self._about())
+                return
+            self._warn_of(step, error)
+
     def _warn(self, reason: str) -> None:
         logger.warning("rabbitmq unavailable; will retry in background", extra={**self._about(), "reason": reason})
+
+    def _warn_of(self, step: Step, error: Exception) -> None:
+        about = {**self._about(), "reason": f"{type(error).__name__}: {error}"}
+        logger.warning("rabbitmq: the %s failed; will retry in background", step.name, extra=about)
 
     def _about(self) -> dict[str, str]:
         return {"address": without_credentials(self._url), "purpose": self._purpose}
@@ -262,6 +351,16 @@ class _KeptTransports(TransportFactory):
     def abort(self) -> None:
         if self.writer is not None:
             self.writer.transport.abort()
+
+
+async def _attempt(step: Step, session: Session) -> Exception | None:
+    """What went wrong, if anything did."""
+    try:
+        async with asyncio.timeout(STEP_SECONDS):
+            await step.take(session)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it must not take the other steps along
+        return error
+    return None
 
 
 def _reason(error: Exception) -> str:

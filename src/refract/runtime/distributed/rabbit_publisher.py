@@ -9,12 +9,16 @@ from aiormq.abc import ConfirmationFrameType
 from pamqp import commands
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
-from refract.runtime.distributed.rabbit_connection import TROUBLE, RabbitConnection, Session, answer
+from refract.runtime.distributed.rabbit_connection import REFUSED, TROUBLE, RabbitConnection, Session, Step, answer
 from refract.runtime.messages import PUBLISH_TIMEOUT, Message
 
 Headers = Mapping[str, str]
+
+SHARE_OF_CONFIRMATIONS = 0.9
+SHARE_OF_PROBE = 0.08
+"""How the time to publish is spent: when no confirmation has come, we ask whether the broker is there at all."""
 
 
 class _Batch:
@@ -22,22 +26,22 @@ class _Batch:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        unconfirmed = NotPublished(f"no confirmation within {PUBLISH_TIMEOUT:g} s")
-        self.outcomes: list[NotPublished | None] = [unconfirmed] * len(messages)
+        self.outcomes: dict[int, NotPublished | None] = {}
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.session: Session | None = None
-        self.sent_at = 0.0
-        self._unsettled = len(messages)
+        self.channel: ConfirmingChannel | None = None
+        """Where it was sent, if it was."""
+        self.heard_before = 0
+        self.tags: list[int] = []
 
     def settle(self, index: int, outcome: NotPublished | None) -> None:
         self.outcomes[index] = outcome
-        self._unsettled -= 1
-        if self._unsettled == 0 and not self.settled.done():
+        if len(self.outcomes) == len(self.messages) and not self.settled.done():
             self.settled.set_result(None)
 
-    def fail(self, reason: str) -> None:
-        """None of them was sent."""
-        self.outcomes = [NotPublished(reason) for _ in self.messages]
+    def fail(self, outcome: NotPublished) -> None:
+        """This became of all that nothing is known of yet."""
+        for index in range(len(self.messages)):
+            self.outcomes.setdefault(index, outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,33 +68,52 @@ class ConfirmingChannel(aiormq.Channel):
         number = max(session.connection.channels, default=0) + 1
         super().__init__(session.connection, number)
         session.connection.channels[number] = self
+        self.session = session
         self.exchanges = {""}
-        self.last_heard = 0.0
+        self.heard = 0
+        """How often the broker has said something about a message."""
         self._clock = clock
-        self._write = session.write
         self._tag = 0
         self._sent: dict[int, _Sent] = {}
         self._returnable: dict[tuple[str, str, str], list[_Sent]] = {}
         session.lost.add_done_callback(self._lose)
 
     def send(self, batch: _Batch, headers: Headers | None) -> None:
-        """Write all frames of a batch at once."""
+        """Write all frames of a batch at once, but for what is settled already."""
+        batch.channel, batch.heard_before = self, self.heard
         moment, frame_max = self._clock.now(), self.connection.connection_tune.frame_max
         frames: list[bytes] = []
         for index, message in enumerate(batch.messages):
+            if index in batch.outcomes:
+                continue
             try:
                 frames += rabbit_wire.publish_frames(message, headers, moment, self.number, frame_max)
-            except ValueError as error:  # such as a routing key of more than 255 bytes
+            except (ValueError, TypeError) as error:  # such as a routing key of more than 255 bytes
                 batch.settle(index, NotPublished(f"it cannot be encoded: {error}"))
                 continue
             self._tag += 1
             sent = self._sent[self._tag] = _Sent(batch, index, message)
+            batch.tags.append(self._tag)
             if message.mandatory:
                 self._returnable.setdefault(sent.identity, []).append(sent)
-        self._write(b"".join(frames))
+        self.session.write(b"".join(frames))
+
+    def abandon(self, batch: _Batch) -> None:
+        """Nobody waits for this batch any more: forget its bodies, and whatever is still said of it."""
+        for tag in batch.tags:
+            self._remove(tag)
+
+    async def answers(self) -> bool:
+        """Whether the broker is there, as it is for some messages while a queue cannot take another."""
+        try:
+            async with asyncio.timeout(PUBLISH_TIMEOUT * SHARE_OF_PROBE):
+                await answer(self.basic_qos(prefetch_count=0))
+        except TROUBLE:
+            return False
+        return True
 
     async def _on_confirm_frame(self, frame: ConfirmationFrameType) -> None:
-        self.last_heard = self.loop.time()
+        self.heard += 1
         last = frame.delivery_tag or 0
         refused = NotPublished("the broker refused it") if isinstance(frame, commands.Basic.Nack) else None
         if not getattr(frame, "multiple", False):
@@ -101,7 +124,7 @@ class ConfirmingChannel(aiormq.Channel):
 
     async def _on_return_frame(self, frame: commands.Basic.Return) -> None:
         """The broker returns a message before it confirms it."""
-        self.last_heard = self.loop.time()
+        self.heard += 1
         header = await self._get_frame()
         delivered = await self._read_content(frame, header)  # type: ignore[arg-type]  # the broker keeps their order
         identity = (frame.exchange, frame.routing_key or "", delivered.header.properties.message_id or "")
@@ -118,14 +141,18 @@ class ConfirmingChannel(aiormq.Channel):
         return tags
 
     def _settle(self, tag: int, outcome: NotPublished | None) -> None:
-        sent = self._sent.pop(tag, None)
+        sent = self._remove(tag)
         if sent is None:
             return
-        if sent.message.mandatory:
-            self._forget(sent)
         if sent.returned:
             outcome = Unroutable(sent.message.exchange, sent.message.routing_key)
         sent.batch.settle(sent.index, outcome)
+
+    def _remove(self, tag: int) -> _Sent | None:
+        sent = self._sent.pop(tag, None)
+        if sent is not None and sent.message.mandatory:
+            self._forget(sent)
+        return sent
 
     def _forget(self, sent: _Sent) -> None:
         alike = self._returnable[sent.identity]
@@ -134,8 +161,15 @@ class ConfirmingChannel(aiormq.Channel):
             del self._returnable[sent.identity]
 
     def _lose(self, _: object) -> None:
+        """With a lost connection the bus is away; with a closed channel, one of the messages was to blame."""
+        refusal = self.session.refusal
         for tag in list(self._sent):
-            self._settle(tag, NotPublished("the connection to rabbitmq was lost"))
+            self._settle(
+                tag,
+                BusAway("the connection to rabbitmq was lost")
+                if refusal is None
+                else NotPublished(f"the broker closed the channel: {refusal}"),
+            )
 
 
 class Publisher:
@@ -148,7 +182,7 @@ class Publisher:
 
     async def start(self) -> None:
         """Have a channel on every session."""
-        await self._connection.establish(self._open)
+        await self._connection.establish(Step("channel to publish", self._open))
 
     async def publish(self, message: Message, headers: Headers | None = None) -> None:
         """Publish one message; raises what became of it."""
@@ -164,39 +198,56 @@ class Publisher:
             return []
         batch = _Batch(messages)
         try:
-            async with asyncio.timeout(PUBLISH_TIMEOUT):
+            async with asyncio.timeout(PUBLISH_TIMEOUT * SHARE_OF_CONFIRMATIONS):
                 await self._publish(batch, headers)
         except TimeoutError:
-            await self._suspect(batch)
+            batch.fail(await _silence(batch))
         except TROUBLE as error:
-            batch.fail(str(error))
-        return list(batch.outcomes)
+            batch.fail(BusAway(str(error)))
+        finally:
+            if batch.channel is not None and batch.settled.cancelled():  # by the timeout, or with our caller
+                batch.channel.abandon(batch)
+        return [batch.outcomes[index] for index in range(len(messages))]
 
     async def _publish(self, batch: _Batch, headers: Headers | None) -> None:
         session = await self._connection.session()
         channel = self._channel
         assert channel is not None  # a session begins with it
         await session.unblocked()
-        for exchange in {message.exchange for message in batch.messages} - channel.exchanges:
-            await answer(rabbit_wire.declare_exchange(channel, exchange))
-            channel.exchanges.add(exchange)
+        await self._declare_exchanges(channel, batch)
         await session.writer.drain()
         if not session.live:
             raise Unavailable("rabbitmq", "the connection was lost")
-        batch.sent_at, batch.session = channel.loop.time(), session
         channel.send(batch, headers)
         await batch.settled
 
-    async def _suspect(self, batch: _Batch) -> None:
-        """A session on which nothing was heard since the batch was sent is dead, even if nobody told us."""
-        session, channel = batch.session, self._channel
-        if session is None or channel is None or not session.live:
-            return
-        if channel.last_heard < batch.sent_at and not await session.is_blocked():
-            session.cut()
+    async def _declare_exchanges(self, channel: ConfirmingChannel, batch: _Batch) -> None:
+        """Make unknown exchanges exist; messages to one that is refused are settled, and travel no further."""
+        for exchange in {message.exchange for message in batch.messages} - channel.exchanges:
+            try:
+                async with channel.session.passing_channel() as passing:
+                    await answer(rabbit_wire.declare_exchange(passing, exchange))
+            except REFUSED as error:
+                refused = NotPublished(f"exchange {exchange!r} is refused: {error}")
+                for index, message in enumerate(batch.messages):
+                    if message.exchange == exchange:
+                        batch.settle(index, refused)
+            else:
+                channel.exchanges.add(exchange)
 
     async def _open(self, session: Session) -> None:
         channel = ConfirmingChannel(session, self._clock)
         await answer(channel.open())
         session.watch(channel)
         self._channel = channel
+
+
+async def _silence(batch: _Batch) -> NotPublished:
+    """Who is to blame that nothing was confirmed; a session that does not answer is dead, even if nobody told us."""
+    reason, channel = f"no confirmation within {PUBLISH_TIMEOUT:g} s", batch.channel
+    if channel is None or not channel.session.live or await channel.session.is_blocked():
+        return BusAway(reason)
+    if channel.heard > batch.heard_before or await channel.answers():
+        return NotPublished(reason)
+    channel.session.cut()
+    return BusAway(reason)

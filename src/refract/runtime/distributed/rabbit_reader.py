@@ -9,8 +9,9 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp import commands, frame
 
 from refract.kernel.clock import Clock
+from refract.kernel.errors import Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
-from refract.runtime.distributed.rabbit_connection import CLOSE_SECONDS, TROUBLE, Session, answer
+from refract.runtime.distributed.rabbit_connection import CLOSE_SECONDS, STEP_SECONDS, TROUBLE, Session, answer
 from refract.runtime.distributed.rabbit_publisher import Publisher
 from refract.runtime.messages import Delivery, Message, Queue
 
@@ -94,6 +95,10 @@ class RabbitReader:
                 return batch
             await self._arrived.wait()
 
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether its session lives; the broker gives what is not settled on a lost one to somebody again."""
+        return isinstance(delivery.tag, _Tag) and delivery.tag.subscription.session.live
+
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """They are handled."""
         _settle(deliveries, _acknowledgement)
@@ -107,17 +112,20 @@ class RabbitReader:
         message = delivery.message
         letter = Message("", self._queue.dead, message.body, message.message_id, message.correlation_id)
         headers = rabbit_wire.burial(message, self._queue.name, reason, self._clock.now())
-        await self._publisher.publish(letter, headers)
+        try:
+            await self._publisher.publish(letter, headers)
+        except Unroutable:  # somebody deleted the dead letters
+            await self._declare_again()
+            await self._publisher.publish(letter, headers)
         _settle([delivery], _acknowledgement)
 
     async def subscribe(self, session: Session) -> None:
         """Declare the queue and consume from it: a step of every session."""
-        channel = await session.channel()
-        session.watch(channel)
-        await answer(rabbit_wire.declare_queue(channel, self._queue))
-        await answer(channel.basic_qos(prefetch_count=self._queue.prefetch))
-        subscription = self._subscription = _Subscription(session, channel)
-        await answer(channel.basic_consume(self._queue.name, partial(self._receive, subscription)))
+        async with session.lasting_channel() as channel:
+            await answer(rabbit_wire.declare_queue(channel, self._queue))
+            await answer(channel.basic_qos(prefetch_count=self._queue.prefetch))
+            subscription = self._subscription = _Subscription(session, channel)
+            await answer(channel.basic_consume(self._queue.name, partial(self._receive, subscription)))
 
     async def close(self) -> None:
         """Stop consuming; the broker gives what is not settled to others."""
@@ -130,6 +138,16 @@ class RabbitReader:
                 await answer(subscription.channel.close())
         except TROUBLE:
             subscription.session.cut()
+
+    async def _declare_again(self) -> None:
+        subscription = self._subscription
+        if subscription is None:
+            raise Unavailable("rabbitmq", "the reader is closed")
+        try:
+            async with asyncio.timeout(STEP_SECONDS), subscription.session.passing_channel() as channel:
+                await answer(rabbit_wire.declare_queue(channel, self._queue))
+        except TROUBLE as error:
+            raise Unavailable("rabbitmq", f"cannot declare {self._queue.dead}: {error}") from error
 
     async def _receive(self, subscription: _Subscription, delivered: DeliveredMessage) -> None:
         subscription.receive(delivered)

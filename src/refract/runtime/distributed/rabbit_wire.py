@@ -14,6 +14,9 @@ from refract.runtime.messages import Binding, DeadLetter, Message, Queue
 
 REASON_LENGTH = 1_000
 FRAME_OVERHEAD = 8
+LONGEST_ID = 255
+LARGEST_BODY = 128 * 1024 * 1024
+"""What a broker takes unless it is told otherwise; one byte more and it closes the channel, for all on it."""
 
 REASON = "refract-reason"
 BURIED_AT = "refract-buried-at"
@@ -37,7 +40,12 @@ def burial(message: Message, queue: str, reason: str, moment: datetime) -> dict[
 def publish_frames(
     message: Message, headers: Mapping[str, str] | None, moment: datetime, channel: int, frame_max: int
 ) -> list[bytes]:
-    """The frames that publish one message: method, properties, and the body in as many pieces as it needs."""
+    """The frames that publish one message: method, properties, and the body in as many pieces as it needs.
+
+    Raises ValueError or TypeError if the broker or the protocol has no place for it.
+    """
+    if len(message.body) > LARGEST_BODY:
+        raise ValueError(f"its body has {len(message.body)} bytes")
     properties = commands.Basic.Properties(
         content_type="application/json",
         delivery_mode=2,
@@ -68,8 +76,8 @@ def read_message(delivered: DeliveredMessage) -> Message:
         exchange=exchange,
         routing_key=routing_key,
         body=delivered.body,
-        message_id=properties.message_id or sha256(delivered.body).hexdigest(),
-        correlation_id=properties.correlation_id or "",
+        message_id=_writable(properties.message_id or "") or sha256(delivered.body).hexdigest(),
+        correlation_id=_writable(properties.correlation_id or ""),
     )
 
 
@@ -109,6 +117,12 @@ async def bind(channel: AbstractChannel, queue: str, bindings: Sequence[Binding]
         await declare_exchange(channel, exchange)
     for binding in bindings:
         await channel.queue_bind(queue, binding.exchange, binding.pattern)
+
+
+def _writable(identifier: str) -> str:
+    """An id that can be sent on. One that was not UTF-8 grew when it was read, perhaps beyond what the wire holds."""
+    encoded = identifier.encode()
+    return identifier if len(encoded) <= LONGEST_ID else sha256(encoded).hexdigest()
 
 
 def _moment(text: str | None) -> datetime | None:

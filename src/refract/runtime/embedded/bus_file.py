@@ -1,5 +1,6 @@
 """The tables of the embedded bus and what is done to them; each function is a job inside a transaction."""
 
+import re
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
+from refract.kernel.errors import NotPublished
 from refract.runtime.messages import Binding, DeadLetter, Message, Queue
 
 SCHEMA = """
@@ -69,6 +71,11 @@ _REPLAY = """
 INSERT INTO messages (queue, exchange, routing_key, body, message_id, correlation_id)
 SELECT queue, exchange, routing_key, body, message_id, correlation_id FROM dead_letters WHERE id = ?
 """
+
+# What a broker refuses is refused here too, so that nobody finds out in production.
+LONGEST_TEXT = 255
+LARGEST_BODY = 128 * 1024 * 1024
+_EXCHANGE = re.compile(r"[a-zA-Z0-9-_.:@#,/+ ]{0,127}")
 
 Row = tuple[int, str, str, bytes, str, str]
 """Queue, exchange, routing key, body, message id, correlation id."""
@@ -153,6 +160,19 @@ def replay(connection: sqlite3.Connection, queue: str, message_ids: Collection[s
     connection.executemany(_REPLAY, chosen)
     connection.executemany("DELETE FROM dead_letters WHERE id = ?", chosen)
     return len(chosen)
+
+
+def refusal(message: Message) -> NotPublished | None:
+    """Why a message cannot be sent at all, as on the wire: its address and ids are short texts."""
+    if not _EXCHANGE.fullmatch(message.exchange):
+        return NotPublished(f"exchange {message.exchange!r} is refused")
+    if len(message.body) > LARGEST_BODY:
+        return NotPublished(f"it cannot be encoded: its body has {len(message.body)} bytes")
+    try:
+        longest = max(len(text.encode()) for text in (message.routing_key, message.message_id, message.correlation_id))
+    except UnicodeEncodeError as error:
+        return NotPublished(f"it cannot be encoded: {error}")
+    return NotPublished(f"it cannot be encoded: {longest} bytes in a short text") if longest > LONGEST_TEXT else None
 
 
 def row_of(queue: int, message: Message) -> Row:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.embedded import sqlite_connections as sqlite
-from refract.runtime.embedded.sqlite_connections import ConnectionThreads, Work
+from refract.runtime.embedded.sqlite_connections import ConnectionThreads, LogKeeper, Work
 from refract.runtime.messages import Message
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
@@ -42,7 +42,7 @@ class EmbeddedDatabase:
         writer, readers = await asyncio.to_thread(_connections, path)
         version = _data_version(writer)
         return cls(
-            ConnectionThreads(f"{path.stem}-writer", [writer]),
+            ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=LogKeeper(path).look),
             ConnectionThreads(f"{path.stem}-reader", readers),
             version,
         )
@@ -89,7 +89,7 @@ class EmbeddedDatabase:
     async def ping(self) -> None:
         """Return if the file can be read; raise Unavailable if not."""
         self._check_open()
-        await self._readers.run("ping", lambda connection: connection.execute("SELECT 1 FROM sqlite_master").fetchone())
+        await self._readers.run("ping", _ping)
 
     async def close(self) -> None:
         """Give everything back. What runs is finished first."""
@@ -185,6 +185,10 @@ def _commit(messages: Sequence[Message], connection: sqlite3.Connection) -> None
 def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         connection.execute("ROLLBACK")
+
+
+def _ping(connection: sqlite3.Connection) -> None:
+    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # to its end, or it would go on reading
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from refract.kernel.clock import Clock, SystemClock
-from refract.kernel.errors import NotPublished, Unavailable, Unroutable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable, Unroutable
 from refract.runtime.embedded import bus_file
 from refract.runtime.embedded.sqlite_thread import SqliteThread
 from refract.runtime.messages import PUBLISH_TIMEOUT, Binding, DeadLetter, Delivery, Message, Queue
@@ -71,7 +71,7 @@ class EmbeddedBus:
         try:
             await file.start()
             await bus._load()
-            bus._version = await file.run(bus_file.data_version)
+            bus._version = await file.read(bus_file.data_version)
         except BaseException:
             await file.close()
             raise
@@ -88,22 +88,24 @@ class EmbeddedBus:
         """Write all in one transaction; those that nobody takes are dropped, or refused if mandatory."""
         rows: list[bus_file.Row] = []
         reached: set[str] = set()
-        outcomes: list[NotPublished | None] = []
-        for message in messages:
+        outcomes = [bus_file.refusal(message) for message in messages]
+        for index, message in enumerate(messages):
+            if outcomes[index] is not None:
+                continue
             routes = self._routes_of(message)
             rows.extend(bus_file.row_of(number, message) for number, _ in routes)
             reached.update(name for _, name in routes)
             taken = bool(routes) or not message.mandatory or any(one.takes(message) for one in self._listeners)
-            outcomes.append(None if taken else Unroutable(message.exchange, message.routing_key))
+            outcomes[index] = None if taken else Unroutable(message.exchange, message.routing_key)
         if rows:
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT):
                     await self._file.run(partial(bus_file.insert, rows=rows), safe=True)
             except (Unavailable, TimeoutError) as error:
-                reason = str(error) or f"the disk took longer than {PUBLISH_TIMEOUT:g} s"
-                return [outcome or NotPublished(reason) for outcome in outcomes]
+                away = BusAway(str(error) or f"the disk took longer than {PUBLISH_TIMEOUT:g} s")
+                return [outcome or away for outcome in outcomes]
         self._wake(reached)
-        self._tell_listeners(messages)
+        self._tell_listeners([message for message, outcome in zip(messages, outcomes, strict=True) if outcome is None])
         return outcomes
 
     async def declare(self, queue: Queue) -> None:
@@ -132,7 +134,7 @@ class EmbeddedBus:
 
     async def dead_letters(self, queue: str, limit: int) -> list[DeadLetter]:
         """Look at the dead letters of a queue, oldest first."""
-        return await self._file.run(partial(bus_file.dead_letters, queue=queue, limit=limit))
+        return await self._file.read(partial(bus_file.dead_letters, queue=queue, limit=limit))
 
     async def replay(self, queue: str, message_ids: Collection[str] | None = None) -> int:
         """Put dead letters back into their queue."""
@@ -143,7 +145,7 @@ class EmbeddedBus:
 
     async def ping(self) -> None:
         """Return if the file answers."""
-        await self._file.run(bus_file.data_version)
+        await self._file.read(bus_file.data_version)
 
     async def close(self) -> None:
         """Finish what was asked and close the file."""
@@ -154,7 +156,7 @@ class EmbeddedBus:
 
     async def _load(self) -> None:
         """Learn the queues and bindings that the file has; nothing here forgets one."""
-        declared = await self._file.run(bus_file.declared_queues)
+        declared = await self._file.read(bus_file.declared_queues)
         for queue in declared:
             if queue.name not in self._queues:
                 self._queues[queue.name] = _OpenQueue(queue.id, queue.handed_out)
@@ -190,7 +192,7 @@ class EmbeddedBus:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             try:
-                version = await self._file.run(bus_file.data_version)
+                version = await self._file.read(bus_file.data_version)
                 if version == self._version:
                     continue
                 self._version = version
@@ -199,8 +201,14 @@ class EmbeddedBus:
                 logger.warning("cannot look into the event bus: %s", error)
                 continue
             self._wake(list(self._queues))
-            for listener in self._listeners:
+            self._tell_gap()
+
+    def _tell_gap(self) -> None:
+        for listener in self._listeners:
+            try:
                 listener.gap()
+            except Exception:
+                logger.exception("a listener failed on a gap")
 
 
 class EmbeddedReader:
@@ -223,6 +231,10 @@ class EmbeddedReader:
             while not (batch := await self._take(queue)):
                 await queue.arrived.wait()
             return batch
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether it is still in this reader's hands."""
+        return bool(self._holding([delivery]))
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Delete what was handled."""

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -22,6 +23,15 @@ BUSY_MILLISECONDS = 5_000
 STEPS_BETWEEN_CHECKS = 20_000
 """How many of SQLite's own instructions pass before a running statement looks at the time: about a millisecond."""
 
+LARGEST_WAL = 64 * 1024 * 1024
+"""Bytes of the write-ahead log over which the writer empties it, which SQLite alone does only when nobody reads."""
+
+CHECKPOINT_MILLISECONDS = 250
+"""How long the writer waits for readers to finish, so that it can; as many times as the log is too large."""
+
+CHECKPOINT_SHARE = 8
+"""After an attempt the next one waits so many times as long: those that write lose a ninth of their time at most."""
+
 _Request = tuple[str, Work[Any], "asyncio.Future[Any] | None"]
 
 
@@ -38,6 +48,7 @@ def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
     try:
         if writes:
             _switch_to_wal(connection)
+            connection.execute(f"PRAGMA journal_size_limit = {LARGEST_WAL}")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA query_only = {'OFF' if writes else 'ON'}")
@@ -61,10 +72,39 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
+class LogKeeper:
+    """Keeps a write-ahead log small under constant reading, where there is never a moment in which nobody reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = Path(f"{path}-wal")
+        self._next_attempt = 0.0
+
+    def look(self, connection: sqlite3.Connection) -> None:
+        """Empty the log if it is large; to be called by the writer after its work."""
+        if connection.in_transaction or time.monotonic() < self._next_attempt:
+            return
+        with suppress(OSError, sqlite3.Error):  # the next attempt may do better
+            if excess := self._log.stat().st_size // LARGEST_WAL:
+                patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)
+                self._empty(connection, patience)
+                self._next_attempt = time.monotonic() + CHECKPOINT_SHARE * patience / 1000
+
+    def _empty(self, connection: sqlite3.Connection, patience: int) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {patience}")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+
+
 class ConnectionThreads:
     """One or more threads, each with its connection, that take work from one queue in its order."""
 
-    def __init__(self, name: str, connections: Iterable[sqlite3.Connection]) -> None:
+    def __init__(
+        self, name: str, connections: Iterable[sqlite3.Connection], *, afterwards: Work[None] | None = None
+    ) -> None:
+        """What is to be done `afterwards` is done whenever somebody has got an answer; it may not raise."""
+        self._afterwards = afterwards
         self._loop = asyncio.get_running_loop()
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._threads = [
@@ -106,6 +146,8 @@ class ConnectionThreads:
             outcome, trouble = _attempt(name, work, connection)
             if future is not None:
                 self._answer(future, outcome, trouble)
+            if self._afterwards is not None:
+                self._afterwards(connection)
         connection.close()
 
     def _answer(self, future: "asyncio.Future[Any]", outcome: object, trouble: Exception | None) -> None:
@@ -137,9 +179,10 @@ def _resolve(future: "asyncio.Future[Any]", outcome: object, trouble: Exception 
 
 def fetch(connection: sqlite3.Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[Row]:
     """All rows."""
-    cursor = connection.execute(statement.for_sqlite(), _bound(parameters))
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
+    # Closed in any case: the traceback of an error would keep the cursor, and with it what it saw of the file.
+    with closing(connection.execute(statement.for_sqlite(), _bound(parameters))) as cursor:
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
 
 
 def fetch_one(connection: sqlite3.Connection, statement: Statement, parameters: Mapping[str, Any]) -> Row | None:

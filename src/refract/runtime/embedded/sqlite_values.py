@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from refract.kernel.errors import Invalid, RefractError, Unavailable, UniqueViolation
+from refract.kernel.errors import Invalid, RefractError, TimedOut, Unavailable, UniqueViolation
 from refract.runtime.transactions import StatementFailed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,7 +18,6 @@ _MICROSECOND = timedelta(microseconds=1)
 _TRANSIENT = {
     sqlite3.SQLITE_BUSY: "it is locked by another process",
     sqlite3.SQLITE_LOCKED: "a table is locked",
-    sqlite3.SQLITE_INTERRUPT: "a statement took too long",
     sqlite3.SQLITE_IOERR: "the disk failed",
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened",
@@ -92,6 +91,12 @@ def translated(error: Exception, statement: str, connection: sqlite3.Connection)
     code = getattr(error, "sqlite_errorcode", 0)
     if code in _UNIQUE:
         return UniqueViolation(_constraint(str(error), connection))
+    return _file_error(error, code, statement)
+
+
+def _file_error(error: sqlite3.Error, code: int, statement: str) -> RefractError:
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return TimedOut("database", f"statement {statement} took too long")
     reason = _TRANSIENT.get(code & 0xFF)
     if reason is not None:
         return Unavailable("database", reason)

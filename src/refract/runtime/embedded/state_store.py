@@ -23,6 +23,10 @@ CREATE TABLE IF NOT EXISTS fields (
 ) WITHOUT ROWID;
 """
 
+_READ = """
+SELECT field, value FROM fields JOIN hashes USING (key) WHERE key = ? AND (over_at IS NULL OR over_at > ?)
+"""
+
 
 class EmbeddedStateStore:
     """Hashes that outlive a restart, as they would in a Redis with an append-only file."""
@@ -44,8 +48,8 @@ class EmbeddedStateStore:
 
     async def read(self, key: str) -> dict[str, str]:
         """All fields, or nothing when the key is absent or over."""
-        sql = "SELECT field, value FROM fields WHERE key = ?"
-        return dict(await self._run(lambda connection: connection.execute(sql, (key,)).fetchall()))
+        now = self._clock.milliseconds()
+        return dict(await self._file.read(lambda connection: connection.execute(_READ, (key, now)).fetchall()))
 
     async def write(self, key: str, fields: Mapping[str, str | int], ttl: float) -> None:
         """Set fields, keeping the others, and let the whole hash live `ttl` seconds from now."""
@@ -68,7 +72,7 @@ class EmbeddedStateStore:
 
     async def ping(self) -> None:
         """Return if the file can be read; raise Unavailable if not."""
-        await self._run(lambda connection: connection.execute("SELECT count(*) FROM hashes").fetchone())
+        await self._file.read(lambda connection: connection.execute("SELECT 1 FROM hashes LIMIT 1").fetchone())
 
     async def close(self) -> None:
         """Finish what runs, and close the file."""
