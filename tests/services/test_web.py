@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from ipaddress import ip_network
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from litestar import Request, get, post
@@ -206,52 +206,6 @@ async def test_health_is_the_same_for_every_method(method: str) -> None:
         assert (answer.status, answer.body) == (200, b'{"status":"ok","service":"url-service"}')
         assert answer.headers["content-type"] == "application/json"
         assert (await fetch(server.port, "/health", method="HEAD")).headers["content-length"] == "39"
-
-
-async def test_ready_names_what_answers_and_what_does_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def fine() -> None:
-        return None
-
-    async def away() -> None:
-        raise Unavailable("redis", "cannot reach redis://me:secret@cache:6379/0")
-
-    async def broken() -> None:
-        raise KeyError("postgres://me:secret@db")
-
-    async with running(application(ready={"database": fine})) as server:
-        answer = await fetch(server.port, "/ready")
-        assert (answer.status, answer.body) == (200, b'{"status":"ready","checks":{"database":"ok"}}')
-    async with running(application(ready={"database": fine, "redis": away, "broker": broken})) as server:
-        answer = await fetch(server.port, "/ready")
-        assert (answer.status, answer.json) == (
-            503,
-            {
-                "status": "not ready",
-                "checks": {"database": "ok", "redis": "unavailable", "broker": "unavailable"},
-            },
-        )
-    (line,) = [vars(record) for record in caplog.records if record.levelno == logging.WARNING]
-    assert (line["dependency"], line["reason"]) == ("redis", "cannot reach redis://cache:6379/0")
-
-
-async def test_checks_run_together_and_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Meeting:
-        """Two checks that only end together."""
-
-        both: ClassVar[asyncio.Barrier]
-
-        @classmethod
-        async def check(cls) -> None:
-            await cls.both.wait()
-
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr("refract.runtime.web.CHECK_SECONDS", 0.2)
-    Meeting.both = asyncio.Barrier(2)
-    async with running(application(ready={"a": Meeting.check, "b": Meeting.check, "c": hang})) as server:
-        answer = await fetch(server.port, "/ready")
-    assert answer.json["checks"] == {"a": "ok", "b": "ok", "c": "unavailable"}
 
 
 async def test_requests_are_measured_by_route() -> None:

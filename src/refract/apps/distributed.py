@@ -13,11 +13,11 @@ from refract.runtime.distributed.redis_connection import RedisConnection
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
+from refract.runtime.readiness import Check
 from refract.runtime.service import Foundation
 from refract.runtime.settings import EngineSettings, ProcessSettings, RedisSettings, check_service_name
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
-from refract.runtime.web import Check
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import WIRE_NAME
 from refract.services.gateway.service import build_gateway

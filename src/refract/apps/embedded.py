@@ -14,11 +14,11 @@ from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
+from refract.runtime.readiness import Check
 from refract.runtime.service import Foundation
 from refract.runtime.settings import ProcessSettings
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
-from refract.runtime.web import Check
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.service import build_gateway

@@ -16,9 +16,10 @@ from refract.runtime.messages import Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.outbox import Relay
 from refract.runtime.ports import Database, EventBus
+from refract.runtime.readiness import Check
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import serving
-from refract.runtime.web import Check, build_app
+from refract.runtime.web import build_app
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """Web applications: routes, errors to statuses, bodies to records, and whether a service is ready."""
 
-import asyncio
 import logging
 import math
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,15 +14,13 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from refract import __version__
-from refract.kernel.errors import BodyTooLarge, Invalid, Kind, Limited, NotFound, RefractError, Unavailable
+from refract.kernel.errors import BodyTooLarge, Invalid, Kind, Limited, NotFound, RefractError
 from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application, Edge, Receive, Scope, Send, answer
 from refract.runtime.metrics import CONTENT_TYPE, Metrics
+from refract.runtime.readiness import OK, Check, Readiness
 
 log = logging.getLogger(__name__)
-
-Check = Callable[[], Awaitable[None]]
-"""Returns when a dependency answers, and raises Unavailable when not: the `ping` of a port."""
 
 STATUSES = {
     Kind.INVALID: 400,
@@ -43,11 +39,8 @@ STATUSES = {
 }
 
 BODY_LIMIT = 1024 * 1024
-CHECK_SECONDS = 1.0
 
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 _DOCUMENTED = "documented"
-_UNAVAILABLE = "unavailable"
 _UNREADABLE = "invalid request body"
 _DISCONNECTED = "client disconnected prematurely"  # Litestar's words
 
@@ -181,34 +174,18 @@ def _explain_parameters(error: ValidationException) -> str:
 
 
 def _ready_route(checks: Mapping[str, Check]) -> Any:
+    readiness = Readiness(checks)
+
     @get("/ready", include_in_schema=False)
     async def ready() -> Response[bytes]:
-        outcomes = await asyncio.gather(*(_outcome(name, check) for name, check in checks.items()))
-        is_ready = all(outcome == "ok" for outcome in outcomes)
-        report = {"status": "ready" if is_ready else "not ready", "checks": dict(zip(checks, outcomes, strict=True))}
+        answers = await readiness.report()
+        is_ready = all(answer == OK for answer in answers.values())
+        report = {"status": "ready" if is_ready else "not ready", "checks": answers}
         return Response(
             msgspec.json.encode(report), status_code=200 if is_ready else 503, media_type="application/json"
         )
 
     return ready
-
-
-async def _outcome(name: str, check: Check) -> str:
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            await check()
-    except TimeoutError:
-        reason = f"no answer within {CHECK_SECONDS:g} s"
-    except Unavailable as error:
-        reason = _CREDENTIALS.sub("", error.reason)
-    except Exception:
-        log.exception("a check of readiness failed", extra={"dependency": name})
-        return _UNAVAILABLE
-    else:
-        return "ok"
-    # Anybody may ask; the inner addresses in a reason are for us alone.
-    log.warning("not ready", extra={"dependency": name, "reason": reason})
-    return _UNAVAILABLE
 
 
 def _metrics_route(metrics: Metrics) -> Any:

@@ -8,7 +8,8 @@ from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application, Edge, Receive, Scope, Send
 from refract.runtime.exchange import error_body
 from refract.runtime.metrics import Metrics
-from refract.runtime.web import STATUSES, Check, build_app
+from refract.runtime.readiness import Check
+from refract.runtime.web import STATUSES, build_app
 from refract.services.gateway.api import OWN_PATHS, WIRE_NAME, Match, WrongMethod, resolve
 from refract.services.gateway.domain import Header, forwarded_headers
 from refract.services.gateway.ports import Services

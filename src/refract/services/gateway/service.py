@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from refract.runtime.client_address import Network
 from refract.runtime.edge import Application
 from refract.runtime.metrics import Metrics
-from refract.runtime.web import Check
+from refract.runtime.readiness import Check
 from refract.services.gateway.http import build_http
 from refract.services.gateway.ports import Services
 
