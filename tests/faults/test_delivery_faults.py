@@ -21,7 +21,7 @@ from refract.runtime import inbox
 from refract.runtime.distributed import rabbit_publisher
 from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.inbox import ATTEMPTS
-from refract.runtime.outbox import pending_in_outbox
+from refract.runtime.outbox import FIRST_BATCH, pending_in_outbox
 from refract.runtime.ports import Transaction
 from tests.support import victims
 from tests.support.buses import EmbeddedBuses, RabbitBuses, drain, take
@@ -98,7 +98,7 @@ class TestKilledRelays:
             await eventually(lambda: effects_are(world, range(20 * times)), timeout=RECOVERY)
             assert await pending_in_outbox(world.database) == 0
             # Every relay but the last published its rows in vain: the windows were really hit.
-            repeated = min(20 * times, 500) * times // 4
+            repeated = FIRST_BATCH * times // 2
             name = world.queue.name
             await eventually(lambda: world.counted("inbox_repeated_total", reader=name) > repeated, timeout=RECOVERY)
         assert await world.effects() == list(range(20 * times))
