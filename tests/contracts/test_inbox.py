@@ -16,26 +16,18 @@ from refract.runtime.correlation import current_correlation_id
 from refract.runtime.messages import Message
 from refract.runtime.ports import Database, QueueReader, Transaction
 from tests.support.buses import take
-from tests.support.databases import Location, open_database
+from tests.support.databases import open_database
 from tests.support.waiting import eventually
-from tests.support.worlds import INBOX, Noted, World, add_effects, buses_beside, noted, open_world, running
+from tests.support.worlds import INBOX, Noted, World, add_effects, noted, running
 
 BAD = -1
 
 
 @pytest.fixture
-async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """A database and a bus with the queue of one reader."""
-    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
-        await world.bus.declare(world.queue)
-        yield world
-
-
-@pytest.fixture
-async def reader(world: World) -> AsyncIterator[QueueReader]:
-    """A hold on the queue, for tests that hand batches to the inbox themselves."""
-    async with world.bus.reader(world.queue) as reader:
-        yield reader
+async def world(world: World) -> World:
+    """A world whose queue exists before its reader does."""
+    await world.bus.declare(world.queue)
+    return world
 
 
 class Unlucky:

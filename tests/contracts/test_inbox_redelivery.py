@@ -1,6 +1,6 @@
 """What the inbox makes of messages that come again, and of those that take too long."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,19 +9,17 @@ from refract.kernel.events import Event
 from refract.runtime.messages import Delivery
 from refract.runtime.ports import QueueReader, Transaction
 from tests.support.buses import take
-from tests.support.databases import Location
 from tests.support.waiting import eventually
-from tests.support.worlds import Noted, World, add_effects, buses_beside, noted, open_world, running
+from tests.support.worlds import Noted, World, add_effects, noted, running
 
 BAD = -1
 
 
 @pytest.fixture
-async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """A database and a bus with the queue of one reader."""
-    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
-        await world.bus.declare(world.queue)
-        yield world
+async def world(world: World) -> World:
+    """A world whose queue exists before its reader does."""
+    await world.bus.declare(world.queue)
+    return world
 
 
 async def take_and_die(world: World, count: int) -> None:

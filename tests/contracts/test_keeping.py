@@ -1,7 +1,6 @@
 """The promises of housekeeping: what is over its time goes, what may still be needed stays, and can be sent again."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,30 +12,8 @@ from refract.runtime.outbox import pending_in_outbox, prune_outbox, replay_outbo
 from refract.runtime.ports import QueueReader
 from refract.runtime.transactions import OUTBOX_COLUMNS
 from tests.support.buses import drain
-from tests.support.clocks import ManualClock
-from tests.support.databases import Location
 from tests.support.waiting import eventually
-from tests.support.worlds import World, buses_beside, noted, open_world, running
-
-
-@pytest.fixture
-async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """A database and a bus, without a reader."""
-    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
-        yield world
-
-
-@pytest.fixture
-async def reader(world: World) -> AsyncIterator[QueueReader]:
-    """Somebody who takes what is published."""
-    async with world.bus.reader(world.queue) as reader:
-        yield reader
-
-
-def turn(world: World, seconds: float) -> None:
-    """Let time pass in a world that has a manual clock."""
-    assert isinstance(world.clock, ManualClock)
-    world.clock.advance(seconds)
+from tests.support.worlds import World, noted, running
 
 
 class TestRetention:
@@ -119,7 +96,7 @@ class TestKeeper:
         await _keeper(world).prune()
         assert len(await world.outbox()) == 1
         assert [row["event_id"] for row in await world.marks()] == ["young"]
-        turn(world, timedelta(days=30).total_seconds())
+        world.turn(timedelta(days=30).total_seconds())
         await _keeper(world).prune()
         assert await world.outbox() == await world.marks() == []
 

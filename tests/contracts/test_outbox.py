@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -19,10 +19,9 @@ from refract.runtime.ports import Database, QueueReader
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import OUTBOX_COLUMNS
 from tests.support.buses import bodies, drain
-from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import open_database
 from tests.support.waiting import eventually
-from tests.support.worlds import Noted, World, buses_beside, noted, open_world, running
+from tests.support.worlds import Noted, World, noted, running
 
 FOREVER = 3600.0
 WRITERS = 24
@@ -33,26 +32,6 @@ ROW_ID = Statement("row_id", "Finds the row of a message.", "SELECT id FROM outb
 
 class SomethingWrong(Exception):
     """What a use case may raise."""
-
-
-@pytest.fixture
-async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """A database and a bus, without a reader."""
-    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
-        yield world
-
-
-@pytest.fixture
-async def reader(world: World) -> AsyncIterator[QueueReader]:
-    """Somebody who takes what is published."""
-    async with world.bus.reader(world.queue) as reader:
-        yield reader
-
-
-def turn(world: World, seconds: float) -> None:
-    """Let time pass in a world that has a manual clock."""
-    assert isinstance(world.clock, ManualClock)
-    world.clock.advance(seconds)
 
 
 class TestRelay:
@@ -159,7 +138,7 @@ class TestUnroutable:
         async with world.bus.reader(late) as late_reader:
             await relay.drain()
             assert await world.unpublished() == 1  # it is not due yet
-            turn(world, 1)
+            world.turn(1)
             await relay.drain()
             assert bodies(await drain(late_reader, 1)) == [lost.body]
         [row] = [row for row in await world.outbox() if row["message_id"] == lost.message_id]
@@ -174,7 +153,7 @@ class TestUnroutable:
             await relay.drain()
             [row] = await world.outbox()
             pauses.append((row["next_attempt_at"] - world.clock.now()).total_seconds())
-            turn(world, pauses[-1])
+            world.turn(pauses[-1])
         assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30, 30, 30]
         assert (row["attempts"], row["published_at"]) == (12, None)
 
@@ -193,7 +172,7 @@ class TestUnroutable:
         for number in range(60):
             await world.post(replace(world.message(noted(number)), routing_key="test.lost"))
         await relay.drain()
-        turn(world, FOREVER)
+        world.turn(FOREVER)
         message = world.message(noted(1))
         await world.post(message)
         await relay.move()
@@ -226,7 +205,7 @@ class TestMeasure:
         relay = world.relay()
         await relay.drain()
         assert (await world.outbox())[0]["attempts"] == 1
-        turn(world, -FOREVER)
+        world.turn(-FOREVER)
         await relay.drain()
         assert (await world.outbox())[0]["attempts"] == 2
 

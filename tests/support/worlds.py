@@ -18,7 +18,7 @@ from refract.runtime.messages import DeadLetter, Message, Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
 from refract.runtime.outbox import Relay
-from refract.runtime.ports import Database, EventBus, Row, Transaction
+from refract.runtime.ports import Database, EventBus, QueueReader, Row, Transaction
 from refract.runtime.statements import Statement
 from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
 from tests.support.clocks import ManualClock
@@ -88,6 +88,11 @@ class World:
             clock=self.clock,
             metrics=self.metrics,
         )
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass in a world that has a manual clock."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
 
     def message(self, event: Event, *, mandatory: bool = True) -> Message:
         """The event on its way to this world's own exchange."""
@@ -202,3 +207,17 @@ async def running(*runs: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         await asyncio.wait(tasks)
     for task in died:
         task.result()
+
+
+@pytest.fixture
+async def world(empty_location: Location, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A database and a bus, without a reader."""
+    async with open_world(empty_location, buses_beside(empty_location, request)) as world:
+        yield world
+
+
+@pytest.fixture
+async def reader(world: World) -> AsyncIterator[QueueReader]:
+    """Somebody who takes what is published."""
+    async with world.bus.reader(world.queue) as reader:
+        yield reader
