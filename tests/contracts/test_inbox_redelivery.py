@@ -1,11 +1,14 @@
 """What the inbox makes of messages that come again, and of those that take too long."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from refract.kernel.errors import TimedOut
+from refract.kernel.errors import BusAway, TimedOut
 from refract.kernel.events import Event
+from refract.runtime.inbox import Letter
 from refract.runtime.messages import Delivery
 from refract.runtime.ports import QueueReader, Transaction
 from tests.support.buses import take
@@ -104,6 +107,46 @@ async def test_a_retry_ends_when_its_message_is_no_longer_ours(world: World) -> 
         assert attempts == 2  # one in the batch and one alone, which lost the message
         await reader.acknowledge([again])
     assert await world.dead() == []
+
+
+async def test_what_cannot_be_buried_holds_nobody_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(_self: object, _delivery: Delivery, _reason: str) -> None:
+        raise BusAway("an alarm keeps the broker from taking messages")
+
+    async with world.bus.reader(world.queue) as reader:
+        monkeypatch.setattr(type(reader), "bury", away)
+    unreadable = replace(world.message(noted(0)), body=b"not an event")
+    assert await world.bus.publish_all([unreadable]) == [None]
+    await world.publish(*map(noted, range(50)))
+    async with running(world.inbox().run):
+        await eventually(lambda: effects_are(world, 50))
+    assert await world.effects() == list(range(50))
+
+
+async def effects_are(world: World, count: int) -> bool:
+    return len(await world.effects()) == count
+
+
+async def test_readers_of_one_process_try_suspects_in_turn(world: World) -> None:
+    """If one of two at once killed the process, both would be blamed."""
+    trying, most = 0, 0
+
+    async def handle(_tx: Transaction, _events: Sequence[Event]) -> None:
+        nonlocal trying, most
+        trying += 1
+        most = max(most, trying)
+        await asyncio.sleep(0.01)
+        trying -= 1
+        raise ValueError("cannot be handled")
+
+    lock = asyncio.Lock()
+    await world.publish(noted(1), noted(2))
+    async with world.bus.reader(world.queue) as reader:
+        letters = [Letter(delivery, [noted(0)]) for delivery in await take(reader, 2)]
+        inboxes = [world.inbox(handle, one_at_a_time=lock) for _ in letters]
+        await asyncio.gather(*(one.settle_alone(reader, letter) for one, letter in zip(inboxes, letters, strict=True)))
+    assert most == 1
+    assert len(await world.dead()) == 2
 
 
 class LosingReader:

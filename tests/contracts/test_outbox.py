@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from refract.kernel.errors import NotPublished, Unavailable
+from refract.kernel.errors import BusAway, NotPublished, Unavailable
 from refract.runtime import outbox
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Message
@@ -272,6 +272,43 @@ class TestTrouble:
         await world.relay().drain()
         assert bodies(await drain(reader, count)) == [message.body for message in messages]
         assert await world.unpublished() == 0
+
+    async def test_a_bus_that_goes_away_in_mid_batch_puts_nothing_off(
+        self, world: World, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        messages = [world.message(noted(number)) for number in range(30)]
+        await world.post(*messages)
+        publish_all = world.bus.publish_all
+
+        async def publish_ten(batch: Sequence[Message]) -> list[NotPublished | None]:
+            monkeypatch.setattr(world.bus, "publish_all", publish_all)
+            lost: list[NotPublished | None] = [BusAway("lost") for _ in batch[10:]]
+            return await publish_all(batch[:10]) + lost
+
+        monkeypatch.setattr(world.bus, "publish_all", publish_ten)
+        relay = world.relay()
+        assert await relay.move()
+        assert [row["attempts"] for row in await world.outbox() if row["published_at"] is None] == [0] * 20
+        await relay.drain()
+        assert bodies(await drain(reader, 30)) == [message.body for message in messages]
+
+    async def test_what_breaks_one_lane_is_said_although_the_other_has_work(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish_all, calls = world.bus.publish_all, 0
+
+        async def fail_once(batch: Sequence[Message]) -> list[NotPublished | None]:
+            nonlocal calls
+            calls += 1
+            await world.post(world.message(noted(0), mandatory=False))  # there is always more to do
+            return [BusAway("lost") for _ in batch] if calls == 3 else await publish_all(batch)
+
+        monkeypatch.setattr(outbox, "BATCH", 2)
+        monkeypatch.setattr(world.bus, "publish_all", fail_once)
+        await world.post(*(world.message(noted(number), mandatory=False) for number in range(10)))
+        async with asyncio.timeout(20):
+            await world.relay().drain()
+        assert calls <= 3 + outbox.LANES
 
     @pytest.mark.parametrize("empty_location", ["distributed"], indirect=True)  # a SQLite file has one relay
     async def test_two_relays_share_the_work(self, world: World, reader: QueueReader) -> None:

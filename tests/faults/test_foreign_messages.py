@@ -1,19 +1,23 @@
 """Messages that other programs published, with properties that break the rules of the protocol."""
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import aio_pika
+import aiormq
 import pytest
 from pamqp import commands, decode, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
+from refract.runtime.distributed import rabbit_connection
 from refract.runtime.distributed.rabbit_connection import Session
 from refract.runtime.distributed.rabbit_decoding import tolerate_foreign_frames
-from tests.support.buses import RabbitBuses, drain, take
+from tests.support.buses import RabbitBuses, bodies, drain, take
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = int(MOMENT.timestamp())
@@ -69,6 +73,51 @@ async def test_a_foreign_message_is_delivered_buried_and_replayed(buses: RabbitB
         assert letter.message == foreign.message
         assert await bus.replay(queue.name) == 1
         assert await drain(reader, 1) == [foreign.message]
+
+
+async def test_a_header_that_pretends_to_be_ours_cannot_break_a_burial(buses: RabbitBuses, rabbitmq_url: str) -> None:
+    """Sent back with the reason, it would be larger than a frame, and the broker would hang up each time."""
+    bus, queue = await buses.open(), buses.queue("reader", "#")
+    await bus.declare(queue)
+    async with await aio_pika.connect(rabbitmq_url) as connection, connection.channel() as channel:
+        foreign = aio_pika.Message(b"not an event", message_id="foreign", headers={"refract-exchange": "x" * 130_900})
+        await channel.default_exchange.publish(foreign, queue.name)
+    async with bus.reader(queue) as reader:
+        (delivery,) = await take(reader, 1)
+        assert delivery.message.exchange == ""
+        await reader.bury(delivery, "r" * 1_000)
+    (letter,) = await bus.dead_letters(queue.name, 10)
+    assert letter.message.body == b"not an event"
+
+
+async def test_what_arrived_on_a_channel_that_was_given_up_is_not_ours(
+    buses: RabbitBuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next channel has the same number: an acknowledgement of the first would settle what came on the second."""
+    bus, queue = await buses.open(), buses.queue("reader", "#")
+    await bus.declare(queue)
+    for number in range(3):
+        await bus.publish(buses.message("key", b"%d" % number))
+    consume, late = aiormq.Channel.basic_consume, True
+
+    async def consume_late(channel: aiormq.Channel, *arguments: Any, **options: Any) -> Any:
+        nonlocal late
+        answered = await consume(channel, *arguments, **options)
+        if late:
+            late = False
+            await asyncio.sleep(60)
+        return answered
+
+    monkeypatch.setattr(aiormq.Channel, "basic_consume", consume_late)
+    monkeypatch.setattr(rabbit_connection, "STEP_SECONDS", 0.5)
+    async with bus.reader(queue) as reader:
+        deliveries = await take(reader, 3)
+        assert [delivery.redelivered for delivery in deliveries] == [True] * 3
+        assert all(map(reader.holds, deliveries))
+        await reader.acknowledge(deliveries)
+    await bus.publish(buses.message("key", b"last"))
+    async with bus.reader(queue) as reader:
+        assert bodies(await drain(reader, 1)) == [b"last"]
 
 
 async def test_different_ids_stay_different(buses: RabbitBuses) -> None:

@@ -76,7 +76,12 @@ class World:
         )
 
     def inbox(
-        self, handle: Handle = add_effects, *, bus: EventBus | None = None, database: Database | None = None
+        self,
+        handle: Handle = add_effects,
+        *,
+        bus: EventBus | None = None,
+        database: Database | None = None,
+        one_at_a_time: asyncio.Lock | None = None,
     ) -> Inbox:
         """A reader of this world's queue."""
         return Inbox(
@@ -87,6 +92,7 @@ class World:
             bus=bus or self.bus,
             clock=self.clock,
             metrics=self.metrics,
+            one_at_a_time=one_at_a_time,
         )
 
     def turn(self, seconds: float) -> None:

@@ -193,3 +193,17 @@ async def test_a_signal_that_came_twice_at_once_is_one() -> None:
         supervisor.request_stop()
 
     assert stopped == ["in peace"]
+
+
+async def test_the_grace_is_counted_from_the_signal() -> None:
+    given: list[float] = []
+
+    async def stop(seconds: float) -> None:
+        given.append(seconds)
+
+    async with Supervisor(grace=0.2) as supervisor:
+        await supervisor.start("server", nothing, stop)
+        supervisor.request_stop()
+        await eventually(lambda: asyncio.get_running_loop().time() > supervisor._requested_at + 0.2)
+
+    assert given == [0.1]  # the least that any part gets

@@ -1,5 +1,6 @@
 """Embedded mode: all services in one process, over SQLite files and memory."""
 
+import asyncio
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -45,11 +46,21 @@ async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
         applications: dict[str, Application] = {}
         checks: dict[str, Check] = {"bus": bus.ping}
+        one_at_a_time = asyncio.Lock()
         for name, build in BUILDERS.items():
             await supervisor.unless_stopping(migrate(name, directory.database(name)))
             database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
             checks[f"database of {name}"] = database.ping
-            service = build(Foundation(database, bus, SystemClock(), metrics, settings.outbox_retention))
+            service = build(
+                Foundation(
+                    database=database,
+                    bus=bus,
+                    clock=SystemClock(),
+                    metrics=metrics,
+                    outbox_retention=settings.outbox_retention,
+                    one_at_a_time=one_at_a_time,
+                )
+            )
             await service.join(supervisor)
             applications[name] = service.application
         gateway = build_gateway(

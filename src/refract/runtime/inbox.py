@@ -110,10 +110,11 @@ PRUNE_ATTEMPTS = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A delivery and the events in it."""
+    """A delivery and the events in it, or what is wrong with it."""
 
     delivery: Delivery
     events: list[Event]
+    unreadable: str = ""
 
 
 class Inbox:
@@ -129,6 +130,7 @@ class Inbox:
         bus: EventBus,
         clock: Clock,
         metrics: Metrics,
+        one_at_a_time: asyncio.Lock | None = None,
     ) -> None:
         self._queue = queue
         self._decoder = decoder
@@ -136,8 +138,9 @@ class Inbox:
         self._database = database
         self._bus = bus
         self._clock = clock
-        # If a counted attempt kills us, it is the one that did: and many that fail leave the database to others.
-        self._one_at_a_time = asyncio.Lock()
+        # If a counted attempt kills the process, it is the one that did, whichever reader of the process made it; and
+        # many that fail leave the database to others.
+        self._one_at_a_time = one_at_a_time or asyncio.Lock()
         self._handled = metrics.inbox_handled.labels(queue.name)
         self._repeated = metrics.inbox_repeated.labels(queue.name)
         self._buried = metrics.inbox_buried.labels(queue.name)
@@ -151,14 +154,18 @@ class Inbox:
 
     async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> list[Letter]:
         """Handle a batch as one, but what may have killed a reader before one by one; returns what failed."""
-        letters = [letter for delivery in deliveries if (letter := await self._open(reader, delivery))]
-        fresh = [letter for letter in letters if not letter.delivery.redelivered]
-        again = [letter for letter in letters if letter.delivery.redelivered]
-        failed = await self._settle_together(reader, fresh) if fresh else []
+        letters = [self._opened(delivery) for delivery in deliveries]
+        failed = [letter for letter in letters if letter.unreadable]
+        readable = [letter for letter in letters if not letter.unreadable]
+        fresh = [letter for letter in readable if not letter.delivery.redelivered]
+        again = [letter for letter in readable if letter.delivery.redelivered]
+        if fresh:
+            failed += await self._settle_together(reader, fresh)
         if again:
             # A broker that was killed delivers everything again: a second delivery alone is no reason to go slowly.
             second, suspects = await self._told_apart(again)
-            failed += await self._settle_together(reader, second, counted=True) if second else []
+            if second:
+                failed += await self._settle_together(reader, second, counted=True)
             for letter in suspects:
                 await self.settle_alone(reader, letter)
         return failed
@@ -178,13 +185,11 @@ class Inbox:
             known = [_storable(letter.delivery.message.message_id) in first for letter in letters]
             return list(compress(letters, known)), list(compress(letters, [not one for one in known]))
 
-    async def _open(self, reader: QueueReader, delivery: Delivery) -> Letter | None:
+    def _opened(self, delivery: Delivery) -> Letter:
         try:
-            events = self._decoder.decode(delivery.message.routing_key, delivery.message.body)
+            return Letter(delivery, self._decoder.decode(delivery.message.routing_key, delivery.message.body))
         except PoisonMessage as error:
-            await self._bury(reader, delivery, str(error))
-            return None
-        return Letter(delivery, events)
+            return Letter(delivery, [], unreadable=str(error))
 
     async def _settle_together(
         self, reader: QueueReader, letters: list[Letter], *, counted: bool = False
@@ -218,12 +223,15 @@ class Inbox:
 
     async def settle_alone(self, reader: QueueReader, letter: Letter) -> None:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
+        if letter.unreadable:
+            await self._bury(reader, letter.delivery, letter.unreadable)
+            return
         pause, counted = 0.0, False
         while True:
-            if not reader.holds(letter.delivery):
-                return  # it comes again, and whoever gets it goes on counting
             try:
                 async with self._one_at_a_time:
+                    if not reader.holds(letter.delivery):
+                        return  # it comes again, and whoever gets it goes on counting
                     if not counted:
                         attempts, last_error = await self._count_attempt(letter)
                         counted = True

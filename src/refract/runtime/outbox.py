@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TypeGuard
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import BusAway, NotPublished, Unavailable
@@ -142,14 +141,19 @@ class Relay:
     async def _move_all(self) -> None:
         """Publish until nothing is due. Where rows can be locked, a batch is claimed while another is on its way."""
 
+        failures: list[BaseException] = []
+
         async def lane() -> None:
-            while await self.move():
-                pass
+            try:
+                while not failures and await self.move():
+                    pass
+            except Exception as error:  # noqa: BLE001 - raised below, once the other lane has come to its end, too
+                failures.append(error)
 
         lanes = 1 if self._database.dialect == "sqlite" else LANES
-        for outcome in await asyncio.gather(*(lane() for _ in range(lanes)), return_exceptions=True):
-            if outcome is not None:
-                raise outcome
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+        if failures:
+            raise failures[0]
 
     async def move(self) -> bool:
         """Publish one batch; returns whether more may be due. Raises when the bus or the database is away."""
@@ -194,7 +198,7 @@ class Relay:
                 break
             [outcome] = await self._bus.publish_all([_message(row)])
             outcomes.append((row, outcome))
-            if _may_be_the_bus(outcome):
+            if isinstance(outcome, BusAway):
                 break  # whoever comes next would only wait for the same timeout
         return outcomes
 
@@ -203,12 +207,16 @@ class Relay:
             return []
         messages = [_message(row) for row in rows]
         sent = await self._bus.publish_all(messages)
-        trouble = [outcome for outcome in sent if _may_be_the_bus(outcome)]
+        trouble = [outcome for outcome in sent if isinstance(outcome, BusAway)]
         if len(rows) == len(trouble) > 1:
             # Either the bus went away, which is no fault of any row, or one of them breaks the connection for all:
             # smaller and smaller batches find it, while nothing is put off.
             self._batch = len(rows) // 2
             raise trouble[0]
+        if trouble and len(rows) > 1:
+            # The bus went away, or fell behind, in mid-batch: those it did not confirm go again as they are.
+            self._batch = max(1, len(rows) // 2)
+            return [(row, outcome) for row, outcome in zip(rows, sent, strict=True) if not isinstance(outcome, BusAway)]
         weight = sum(len(message.body) for message in messages) / len(messages)
         self._batch = max(1, min(BATCH, self._batch * 2, int(BATCH_BYTES / max(weight, 1))))
         return list(zip(rows, sent, strict=True))
@@ -236,11 +244,6 @@ class Relay:
                 "event not published; will retry",
                 extra={"event_type": row["event_type"], "event_id": row["message_id"], "error": str(outcome)},
             )
-
-
-def _may_be_the_bus(outcome: NotPublished | None) -> TypeGuard[BusAway]:
-    """Whether it can be the bus's fault; a row that makes the broker hang up looks the same to its neighbours."""
-    return isinstance(outcome, BusAway)
 
 
 def _pause(attempts: int) -> timedelta:

@@ -1,6 +1,7 @@
 """What every service with a database is made of: its application, its relay, its readers, its housekeeping."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -32,6 +33,8 @@ class Foundation:
     metrics: Metrics
     outbox_retention: timedelta
     trusted_proxies: Sequence[Network] = ()
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while something is tried that may kill the process; one for all services that share a process."""
     checks: Mapping[str, Check] = field(default_factory=dict)
 
 
@@ -59,14 +62,15 @@ class Service:
 
     wire_name: str
     application: Application
-    declare: Callable[[], Awaitable[None]]
+    declare: Callable[[], Coroutine[Any, Any, None]]
     tasks: tuple[Task, ...]
 
     async def join(self, supervisor: Supervisor) -> None:
         """Declare its queues and put its tasks under supervision; whatever they log is logged in its name."""
-        await self.declare()
+        await supervisor.unless_stopping(self.declare())
         for task in self.tasks:
-            supervisor.watch(f"{self.wire_name} {task.name}", self._named(task.run), drain=task.drain)
+            drain = self._named(task.drain) if task.drain else None
+            supervisor.watch(f"{self.wire_name} {task.name}", self._named(task.run), drain=drain)
 
     def _named(self, run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def named() -> None:
@@ -96,7 +100,14 @@ def compose(
     readers = [
         Task(
             f"reader of {reaction.queue.name}",
-            Inbox(reaction.queue, reaction.decoder, reaction.handle, bus=bus, **engines).run,
+            Inbox(
+                reaction.queue,
+                reaction.decoder,
+                reaction.handle,
+                bus=bus,
+                one_at_a_time=foundation.one_at_a_time,
+                **engines,
+            ).run,
         )
         for reaction in reactions
     ]

@@ -131,7 +131,7 @@ class Supervisor:
     async def _stop_parts(self) -> None:
         """Stop in reverse. A part that overruns is left behind, so that the rest still gets its turn."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._grace
+        deadline = (self._requested_at or loop.time()) + self._grace
         while self._parts:
             part = self._parts.pop()
             reserve = MARGIN if self._parts else 0.0

@@ -105,9 +105,10 @@ class RabbitBus:
         return count
 
     async def ping(self) -> None:
-        """Return if both connections are there."""
-        self._publishing.current()
+        """Return if both connections are there, and the broker takes what is published."""
         self._reading.current()
+        if await self._publishing.current().is_blocked():
+            raise Unavailable("rabbitmq", "an alarm keeps it from taking messages")
 
     async def close(self) -> None:
         """Close both connections, within a few seconds."""

@@ -43,10 +43,15 @@ class _Subscription:
         message = rabbit_wire.read_message(delivered)
         self.arrived.append(Delivery(message, bool(delivered.redelivered), _Tag(self, number)))
 
+    @property
+    def live(self) -> bool:
+        """Whether the broker still waits for its deliveries to be settled."""
+        return self.session.live and not self.channel.is_closed
+
     def settle(self, numbers: Collection[int], settlement: Settlement) -> None:
         """Settle deliveries with as few frames as is right. Those of a lost session come again anyway."""
         wanted = self._unsettled.keys() & numbers
-        if not wanted or not self.session.live:
+        if not wanted or not self.live:
             return
         frames: list[commands.Basic.Ack | commands.Basic.Nack] = []
         oldest = self._oldest(wanted)
@@ -97,7 +102,7 @@ class RabbitReader:
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether its session lives; the broker gives what is not settled on a lost one to somebody again."""
-        return isinstance(delivery.tag, _Tag) and delivery.tag.subscription.session.live
+        return isinstance(delivery.tag, _Tag) and delivery.tag.subscription.live
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """They are handled."""
@@ -124,8 +129,12 @@ class RabbitReader:
         async with session.lasting_channel() as channel:
             await answer(rabbit_wire.declare_queue(channel, self._queue))
             await answer(channel.basic_qos(prefetch_count=self._queue.prefetch))
-            subscription = self._subscription = _Subscription(session, channel)
+            subscription = _Subscription(session, channel)
             await answer(channel.basic_consume(self._queue.name, partial(self._receive, subscription)))
+        # Not before it has succeeded: what arrived on a channel that was given up again is not ours, and a later
+        # channel may have its number.
+        self._subscription = subscription
+        self._arrived.set()
 
     async def close(self) -> None:
         """Stop consuming; the broker gives what is not settled to others."""

@@ -58,9 +58,12 @@ def publish_frames(
         exchange=message.exchange, routing_key=message.routing_key, mandatory=message.mandatory
     )
     body, piece = message.body, frame_max - FRAME_OVERHEAD
+    header = frame.marshal(ContentHeader(body_size=len(body), properties=properties), channel)
+    if len(header) > frame_max:
+        raise ValueError(f"its properties have {len(header)} bytes")
     return [
         frame.marshal(method, channel),
-        frame.marshal(ContentHeader(body_size=len(body), properties=properties), channel),
+        header,
         *(frame.marshal(ContentBody(body[start : start + piece]), channel) for start in range(0, len(body), piece)),
     ]
 
@@ -71,7 +74,7 @@ def read_message(delivered: DeliveredMessage) -> Message:
     exchange, routing_key = delivered.exchange or "", delivered.routing_key or ""
     if not exchange:
         headers = texts(delivered)
-        exchange, routing_key = headers.get(EXCHANGE, exchange), headers.get(ROUTING_KEY, routing_key)
+        exchange, routing_key = _name(headers, EXCHANGE, exchange), _name(headers, ROUTING_KEY, routing_key)
     return Message(
         exchange=exchange,
         routing_key=routing_key,
@@ -79,6 +82,12 @@ def read_message(delivered: DeliveredMessage) -> Message:
         message_id=_writable(properties.message_id or "") or sha256(delivered.body).hexdigest(),
         correlation_id=_writable(properties.correlation_id or ""),
     )
+
+
+def _name(headers: Mapping[str, str], header: str, otherwise: str) -> str:
+    """A name from a header; anybody may send those, and one that is too long for a name was not written by us."""
+    said = headers.get(header, otherwise)
+    return said if len(said.encode()) <= LONGEST_ID else otherwise
 
 
 def read_dead_letter(delivered: DeliveredMessage, queue: str) -> DeadLetter:
