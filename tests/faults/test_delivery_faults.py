@@ -255,10 +255,14 @@ class TestServers:
                 world.bus.reader(world.queue) as reader,
             ):
                 deaths = 0
+                up = asyncio.Event()  # whoever starts it has seen it answer; killed before that, it would never start
+                up.set()
 
                 async def handle(tx: Transaction, events: Sequence[Event]) -> None:
                     nonlocal deaths
                     if deaths <= ATTEMPTS:
+                        await up.wait()
+                        up.clear()
                         await asyncio.to_thread(postgres.kill)
                         deaths += 1
                     await add_effects(tx, events)
@@ -269,6 +273,7 @@ class TestServers:
                 for death in range(1, ATTEMPTS + 2):
                     await eventually(lambda death=death: deaths == death)  # type: ignore[misc]
                     await asyncio.to_thread(postgres.start)
+                    up.set()
                 await asyncio.wait_for(settling, RECOVERY)
                 assert await world.effects() == [1]
                 assert await world.dead() == []
