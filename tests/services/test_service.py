@@ -22,10 +22,12 @@ from refract.runtime.migrations import migrate
 from refract.runtime.ports import Transaction
 from refract.runtime.service import Foundation, Reaction, compose
 from refract.runtime.supervisor import Supervisor
+from refract.runtime.tokens import TokenVerifier
 from refract.services.links.api import UrlDeleted
 from tests.support.http import fetch, running
 from tests.support.waiting import eventually
 
+VERIFIER = TokenVerifier(["a-secret-of-at-least-thirty-two-bytes"], SystemClock())
 QUEUE = Queue("test.events", (Binding(LINK_EXCHANGE, "url.*"),))
 
 
@@ -40,7 +42,7 @@ async def foundation(tmp_path: Path) -> AsyncIterator[Foundation]:
     await migrate("links", tmp_path / "links.sqlite3")
     database = await EmbeddedDatabase.open(tmp_path / "links.sqlite3")
     bus = await EmbeddedBus.open(tmp_path / "bus.sqlite3")
-    yield Foundation(database, bus, SystemClock(), Metrics(), timedelta(days=7))
+    yield Foundation(database, bus, SystemClock(), Metrics(), VERIFIER, timedelta(days=7))
     await bus.close()
     await database.close()
 

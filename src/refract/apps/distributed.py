@@ -18,6 +18,7 @@ from refract.runtime.service import Foundation
 from refract.runtime.settings import EngineSettings, ProcessSettings, RedisSettings, check_service_name
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
+from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import WIRE_NAME
 from refract.services.gateway.service import build_gateway
@@ -55,6 +56,7 @@ async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: 
             bus=bus,
             clock=SystemClock(),
             metrics=metrics,
+            tokens=TokenVerifier(settings.jwt_secrets, SystemClock()),
             outbox_retention=settings.outbox_retention,
             trusted_proxies=settings.trusted_proxies,
             checks=checks,

@@ -20,6 +20,7 @@ from refract.runtime.service import Foundation
 from refract.runtime.settings import ProcessSettings
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
+from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.service import build_gateway
@@ -57,6 +58,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings) -> None:
                     bus=bus,
                     clock=SystemClock(),
                     metrics=metrics,
+                    tokens=TokenVerifier(settings.jwt_secrets, SystemClock()),
                     outbox_retention=settings.outbox_retention,
                     one_at_a_time=one_at_a_time,
                 )

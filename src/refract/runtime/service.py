@@ -9,8 +9,10 @@ from typing import Any
 
 from refract.kernel.clock import Clock
 from refract.kernel.events import EventDecoder
+from refract.runtime.callers import caller_from
 from refract.runtime.client_address import Network
 from refract.runtime.edge import Application
+from refract.runtime.fast_path import FastPath
 from refract.runtime.inbox import Handle, Inbox
 from refract.runtime.keeping import Keeper
 from refract.runtime.messages import Queue
@@ -20,6 +22,7 @@ from refract.runtime.ports import Database, EventBus
 from refract.runtime.readiness import Check
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import serving
+from refract.runtime.tokens import TokenVerifier
 from refract.runtime.web import build_app
 
 
@@ -31,6 +34,7 @@ class Foundation:
     bus: EventBus
     clock: Clock
     metrics: Metrics
+    tokens: TokenVerifier
     outbox_retention: timedelta
     trusted_proxies: Sequence[Network] = ()
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -64,6 +68,7 @@ class Service:
     application: Application
     declare: Callable[[], Coroutine[Any, Any, None]]
     tasks: tuple[Task, ...]
+    fast_path: FastPath | None = None
 
     async def join(self, supervisor: Supervisor) -> None:
         """Declare its queues and put its tasks under supervision; whatever they log is logged in its name."""
@@ -87,6 +92,8 @@ def compose(
     routes: Sequence[Any] = (),
     queues: Sequence[Queue] = (),
     reactions: Sequence[Reaction] = (),
+    tasks: Sequence[Task] = (),
+    fast_path: FastPath | None = None,
 ) -> Service:
     """A service from its routes and reactions; `queues` are declared, so that nothing is lost, and not yet read."""
     engines: dict[str, Any] = {
@@ -120,9 +127,11 @@ def compose(
             ready=checks,
             metrics=foundation.metrics,
             trusted_proxies=foundation.trusted_proxies,
+            dependencies={"caller": caller_from(foundation.tokens)},
         ),
         declare=partial(_declare, bus, queues),
-        tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers),
+        tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers, *tasks),
+        fast_path=fast_path,
     )
 
 

@@ -18,6 +18,7 @@ ALGORITHM = "HS256"
 MAX_TOKEN_BYTES = 8 * 1024
 MIN_SECRET_BYTES = 32
 CLOCK_SKEW_SECONDS = 60
+MAX_REMEMBERED = 4096
 
 _COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}\Z")
 # In any spelling that quoting or escaping in an environment file may leave behind.
@@ -59,9 +60,20 @@ class TokenVerifier:
         except ValueError as error:
             raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
         self._clock = clock
+        self._remembered: dict[str, Claims] = {}
 
     def verify(self, token: str) -> Claims:
-        """The claims of a token, or TokenRefused."""
+        """The claims of a token, or TokenRefused. A good one is remembered: the signature is what costs."""
+        remembered = self._remembered.get(token)
+        if remembered is not None and remembered.expires_at > self._clock.now():
+            return remembered
+        claims = self._verified(token)
+        if len(self._remembered) >= MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[token] = claims
+        return claims
+
+    def _verified(self, token: str) -> Claims:
         if len(token) > MAX_TOKEN_BYTES:
             raise TokenRefused("token too long")
         if not _COMPACT.match(token):

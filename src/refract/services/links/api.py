@@ -23,6 +23,8 @@ class UrlCreated(LinkEvent, frozen=True, kw_only=True, tag="url.created"):
     user_email: str
     order: Order = 0
     expires_at: Moment | None = None
+    title: str = ""
+    stats_public: bool = True
 
 
 class UrlUpdated(LinkEvent, frozen=True, kw_only=True, tag="url.updated"):
@@ -34,6 +36,9 @@ class UrlUpdated(LinkEvent, frozen=True, kw_only=True, tag="url.updated"):
     user_email: str
     order: Order = 0
     expires_at: Moment | None = None
+    title: str = ""
+    status: str = "active"
+    stats_public: bool = True
 
 
 class UrlDeleted(LinkEvent, frozen=True, kw_only=True, tag="url.deleted"):
@@ -58,3 +63,6 @@ class UrlClicked(LinkEvent, frozen=True, kw_only=True, tag="url.clicked"):
     user_email: str = ""
     ip_anonymized: str = ""
     referer: str = ""
+    query: str = ""
+    """What stood behind the question mark of the short link, where campaigns name themselves (utm_…)."""
+    accept_language: str = ""
