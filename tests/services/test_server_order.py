@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from refract.runtime.fast_path import Headers, HeldAnswer
+from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
 from refract.runtime.protocol import PIECE_BYTES
 from refract.runtime.server import ServerLimits
 from refract.runtime.turns import MAX_TURNS
@@ -18,7 +18,7 @@ def response(text: str, *, to_head: bool = False) -> bytes:
     return b"HTTP/1.1 301 Moved Permanently\r\ncontent-length: %d\r\n\r\n" % len(body) + (b"" if to_head else body)
 
 
-class Hot:
+class Hot(FastPath):
     """Answers /fast… at once, holds /held…, fails at /broken, and leaves the rest to the application."""
 
     def __init__(self) -> None:
@@ -195,12 +195,13 @@ async def test_bodies_behind_other_requests_arrive(count: int) -> None:
 async def test_answers_that_nobody_reads_are_not_made() -> None:
     made = 0
 
-    def hot(method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
-        nonlocal made
-        made += 1
-        return response("a" * 20_000)
+    class Hot(FastPath):
+        def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
+            nonlocal made
+            made += 1
+            return response("a" * 20_000)
 
-    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+    async with running(echo, fast_path=Hot()) as server, await Client.connect(server.port) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(head("GET", "/a") * 5000)
         await eventually(lambda: made)

@@ -7,7 +7,7 @@ import pytest
 
 from refract.kernel.errors import Misconfigured
 from refract.runtime.edge import Receive, Scope, Send
-from refract.runtime.fast_path import Headers, HeldAnswer
+from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
 from refract.runtime.server import HttpServer
 from tests.support.applications import Gate, echo
 from tests.support.http import Client, fetch, head, running
@@ -61,10 +61,11 @@ async def test_stop_under_load_fails_no_request() -> None:
 async def test_stop_finishes_what_is_under_way_and_closes_what_is_idle() -> None:
     gate, held = Gate(), HeldAnswer()
 
-    def hot(method: bytes, target: bytes, headers: Headers, peer: str) -> HeldAnswer | None:
-        return held if target == b"/held" else None
+    class Hot(FastPath):
+        def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> HeldAnswer | None:
+            return held if target == b"/held" else None
 
-    server = HttpServer(gate, fast_path=hot)
+    server = HttpServer(gate, fast_path=Hot())
     await server.start()
     idle, slow, waiting, receiving = [await Client.connect(server.port) for _ in range(4)]
     await slow.send(head("GET", "/slow"))
@@ -86,11 +87,12 @@ async def test_stop_finishes_what_is_under_way_and_closes_what_is_idle() -> None
 async def test_the_first_request_after_the_stop_is_the_last_of_its_connection() -> None:
     seen = []
 
-    def hot(method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
-        seen.append(target)
-        return b"HTTP/1.1 301 Moved Permanently\r\ncontent-length: 0\r\n\r\n"
+    class Hot(FastPath):
+        def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
+            seen.append(target)
+            return b"HTTP/1.1 301 Moved Permanently\r\ncontent-length: 0\r\n\r\n"
 
-    server = HttpServer(echo, fast_path=hot)
+    server = HttpServer(echo, fast_path=Hot())
     await server.start()
     async with await Client.connect(server.port) as client:
         assert not (await client.get("/before")).closes

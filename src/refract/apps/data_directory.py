@@ -38,6 +38,11 @@ class DataDirectory:
         """The SQLite file of the state store."""
         return self.path / "state.sqlite3"
 
+    @property
+    def spool(self) -> Path:
+        """The folder of clicks that wait for their database."""
+        return self.path / "spool"
+
     def prepare(self) -> None:
         """Make the directory, for its owner alone; a place that cannot be written to is said in one line."""
         try:

@@ -1,10 +1,21 @@
 """Who is asking: the address of the client behind the proxies we trust. It is never logged (decision 11)."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 Network = IPv4Network | IPv6Network
+
+
+def address_hash(address: str, salt: str) -> str:
+    """What stands for an address wherever it would be kept (M3 §6.2.1); an address that is none may be any text."""
+    return hashlib.sha256(f"{address}{salt}".encode(errors="surrogatepass")).hexdigest()
+
+
+def hashes_with(salt: str) -> Callable[[str], str]:
+    """The same for one salt, which remembers whom it saw lately."""
+    return lru_cache(maxsize=65_536)(lambda address: address_hash(address, salt))
 
 
 class ClientAddresses:

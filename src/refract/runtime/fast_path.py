@@ -1,10 +1,15 @@
 """The door of the hot path: how a request is answered inside the parser's callback, at once or when it may leave."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order in which they came."""
+
+
+Admission = Callable[[str], tuple[bool, bytes]]
+"""Counts somebody's request, given by the hash of an address: whether it is admitted, and the header fields, each with
+its line end, that say how many more are."""
 
 
 class HeldAnswer:
@@ -32,7 +37,7 @@ class HeldAnswer:
         self._deliver = deliver
 
 
-class FastPath(Protocol):
+class FastPath(ABC):
     """Answers the requests it knows, and leaves all others to the application.
 
     It sees requests without a body, an upgrade or an expectation. It runs inside the parser: it must not block, and
@@ -40,8 +45,18 @@ class FastPath(Protocol):
     its date and without a `connection` field, which is added where the connection ends; to HEAD it has no body.
     """
 
+    @abstractmethod
     def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes | HeldAnswer | None:
         """Bytes to answer now, a HeldAnswer to answer later, None to let the application answer.
 
         `peer` is the address at the other end of the connection, which may be a proxy's.
         """
+
+    def remember(self, headers: Headers, peer: str) -> object | None:  # noqa: ARG002  # nothing, unless it can
+        """What follows from the header fields alone, for requests of the same connection that repeat them to the byte;
+        None where nothing does."""
+        return None
+
+    def answer_again(self, target: bytes, remembered: object) -> bytes | HeldAnswer | None:  # noqa: ARG002
+        """Answer a GET with remembered fields. Nobody has looked at the target: what is not known for sure is None."""
+        return None

@@ -38,6 +38,9 @@ class Metrics:
         self.inbox_handled = self._counter("inbox_handled", "Events handled by a reader", "reader")
         self.inbox_repeated = self._counter("inbox_repeated", "Events that came again and were passed over", "reader")
         self.inbox_buried = self._counter("inbox_buried", "Messages moved to the dead letters", "reader")
+        self.idempotency_hits = self._counter(
+            "idempotency_hits", "Requests to shorten that made nothing new: known by their url, or by their key", "by"
+        )
 
     def _counter(self, name: str, documentation: str, label: str) -> Counter:
         return Counter(name, documentation, (label,), registry=self.registry)

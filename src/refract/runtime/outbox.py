@@ -18,6 +18,9 @@ logger = logging.getLogger("refract.outbox")
 POLL_SECONDS = 2.0
 """The net under the wake-up call: how long a saved event waits at most when nobody called."""
 
+PASS_SECONDS = 0.1
+"""From the beginning of one pass to the next at least, unless there is more to do than one pass takes."""
+
 LANES = 2
 BATCH = 500
 FIRST_BATCH = 64
@@ -120,6 +123,7 @@ class Relay:
         """Publish as rows come, for ever. A server that is away is waited for, with growing pauses."""
         pause = 0.0
         while True:
+            begun = self._clock.monotonic()
             try:
                 if await self.move():
                     await self._move_all()
@@ -130,6 +134,8 @@ class Relay:
                 continue
             pause = 0.0
             await self._database.announced(POLL_SECONDS)
+            # Under load something is announced all the time: a pass for each would cost more than what it moves.
+            await asyncio.sleep(max(0.0, begun + PASS_SECONDS - self._clock.monotonic()))
 
     async def drain(self) -> None:
         """Publish until nothing is due, as far as the servers allow."""

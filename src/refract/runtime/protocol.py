@@ -12,8 +12,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from refract.runtime.exchange import Exchange
-from refract.runtime.fast_path import HeldAnswer
-from refract.runtime.turns import Shared, TurnTaking
+from refract.runtime.repeats import RepeatedHeads
+from refract.runtime.turns import Shared
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,12 @@ class _Refused(Exception):
     """Stops the parser at a request that is refused."""
 
 
-class Connection(TurnTaking):
+class Connection(RepeatedHeads):
     """Parses requests within limits, and gives them to the fast path or to the application."""
 
     def __init__(self, config: Config, state: ServerState, shared: Shared) -> None:
         super().__init__(config, state, shared)
         self._limits = shared.limits
-        self._fast_path = shared.fast_path
         self._draining = False
         self._unflushed_since: float | None = None
         self._unparsed = _NOTHING
@@ -59,10 +58,15 @@ class Connection(TurnTaking):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came: at once if it is little, as usual, and else in pieces."""
+        if self._repeated and data.endswith(self._repeated) and self._answer_again(data):
+            return
         if self._deaf:
             return
         if len(data) <= PIECE_BYTES:
+            self._answered_fast = False
             self._feed(data)
+            if self._answered_fast:
+                self._learn(data)
             return
         self._unparsed = memoryview(data)  # there is no older rest, because until it is parsed nothing is read
         self._parse_rest()
@@ -93,6 +97,10 @@ class Connection(TurnTaking):
         if self._unparsed:
             self.loop.call_soon(self._parse_rest)  # not now: this may be a callback of the parser
         return not self._unparsed
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return not (self._message_open or self._final or self._draining or self._unparsed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, and what it sent last does not matter any more."""
@@ -185,26 +193,16 @@ class Connection(TurnTaking):
 
     def _answer_fast(self, *, keep_alive: bool) -> bool:
         assert self._fast_path is not None
-        peer = self.client[0] if self.client else ""
         try:
-            answer = self._fast_path(self.parser.get_method(), self.url, self.headers, peer)
+            answer = self._fast_path(self.parser.get_method(), self.url, self.headers, self._peer)
         except Exception:
             # The application gives the same answer, more slowly.
             log.exception("the fast path failed")
             return False
         if answer is None:
             return False
-        if isinstance(answer, bytes):
-            if not self._turns:
-                self._write(answer, closes=not keep_alive)
-                self._idle_since = self._shared.now
-                return True
-            held = HeldAnswer()
-            held.payload = answer
-            answer = held
-        answer.closes = not keep_alive
-        answer.attach(self._released)
-        self._take_turn(answer)
+        self._answered_fast = keep_alive
+        self._give(answer, keep_alive=keep_alive)
         return True
 
     def _begin_exchange(self, *, keep_alive: bool) -> None:

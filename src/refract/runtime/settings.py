@@ -1,5 +1,6 @@
 """The settings that every process shares; what only one service needs is read by its own settings module."""
 
+import hmac
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +12,7 @@ from refract.runtime.environment import Environment
 
 LOG_LEVELS = ("debug", "info", "warn", "error")
 SECRET_BYTES = 32
+MAX_WORKERS = 64
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 """What libpq takes for `sslmode`."""
 
@@ -28,6 +30,8 @@ class ProcessSettings:
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...]
     jwt_secrets: tuple[str, ...] = field(repr=False)
     outbox_retention: timedelta
+    workers: int = 1
+    """How many processes answer, in distributed mode."""
 
     @classmethod
     def from_environment(
@@ -51,6 +55,7 @@ class ProcessSettings:
             trusted_proxies=environment.networks("TRUSTED_PROXIES"),
             jwt_secrets=_jwt_secrets(environment, jwt_secret),
             outbox_retention=timedelta(days=environment.integer("OUTBOX_RETENTION_DAYS", 7, minimum=1, maximum=3650)),
+            workers=environment.integer("WORKERS", 1, minimum=1, maximum=MAX_WORKERS),
         )
 
 
@@ -59,6 +64,11 @@ def _jwt_secrets(environment: Environment, default: str | None) -> tuple[str, ..
     if not environment.has("JWT_SECRET_PREVIOUS"):
         return (current,)
     return current, environment.secret("JWT_SECRET_PREVIOUS", minimum=SECRET_BYTES)
+
+
+def derived_secret(secret: str, purpose: str) -> str:
+    """A secret for another purpose, the same in every process that shares the first one, which it does not reveal."""
+    return hmac.new(secret.encode(), purpose.encode(), "sha256").hexdigest()
 
 
 def check_service_name(environment: Environment, wire_name: str) -> None:

@@ -1,6 +1,7 @@
 """Who a bearer token speaks for: verification of the tokens that identity signs with HS256 (M2)."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,7 +61,7 @@ class TokenVerifier:
         except ValueError as error:
             raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
         self._clock = clock
-        self._remembered: dict[str, Claims] = {}
+        self._remembered: OrderedDict[str, Claims] = OrderedDict()
 
     def verify(self, token: str) -> Claims:
         """The claims of a token, or TokenRefused. A good one is remembered: the signature is what costs."""
@@ -69,7 +70,7 @@ class TokenVerifier:
             return remembered
         claims = self._verified(token)
         if len(self._remembered) >= MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+            self._remembered.popitem(last=False)
         self._remembered[token] = claims
         return claims
 

@@ -150,8 +150,17 @@ class TurnTaking(HttpToolsProtocol):
             self._pause_reading()
 
     def _released(self, held: HeldAnswer) -> None:
-        if self._turns and self._turns[0] is held:
+        turns = self._turns
+        if not turns or turns[0] is not held:
+            return
+        if len(turns) > 1 or held.closes or held.payload is None:
             self._advance()
+            return
+        turns.popleft()  # the usual case: it is the only one
+        self.transport.write(held.payload)
+        self._turn_since = self._idle_since = self._shared.now
+        if self.flow.read_paused:
+            self._resume_reading()
 
     def _advance(self) -> None:
         """Write every answer whose turn has come, or start the exchange whose turn it is."""

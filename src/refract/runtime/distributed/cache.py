@@ -1,34 +1,41 @@
 """The cache in Redis, shared by every replica; a drop is told to all of them over a channel."""
 
+import asyncio
+import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.caching import TOMBSTONE_SECONDS, CacheEntry
-from refract.runtime.distributed.redis_connection import Part, RedisConnection, Script
+from refract.runtime.distributed.redis_connection import RUN_BYTES, Part, RedisConnection, Script
 from refract.runtime.distributed.redis_subscription import RedisSubscription
 
 T = TypeVar("T")
 
 CHANNEL = "cache:dropped"
 
-# A value is a mark, its order number in eight bytes, and the bytes of the copy. The mark is no beginning of any UTF-8
-# text, so that nothing a stranger wrote under the key is taken for a copy.
-_MARK = b"\xc5\x01"
-_HEAD = len(_MARK) + 8
+# A value is a mark, its order number in eight bytes, the run of the server that it was given to, and the bytes of the
+# copy. The mark is no beginning of any UTF-8 text, so that nothing a stranger wrote under the key is taken for a copy.
+# What a server has kept over a restart, or has from another server, may have been dropped while it was away: a miss.
+_MARK = b"\xc5\x02"
+_HEAD = len(_MARK) + 8 + RUN_BYTES
 
 MAX_KEYS_AT_ONCE = 256
 """Redis does nothing else while a script runs, and what takes long counts as away."""
 
+MOST_OWED = 10_000
+REPEAT_PAUSE = 0.2
+
 # Lua's numbers are exact up to 2^53 and order numbers are not that small: the halves are compared one after the other.
 _COMPARE = """
 local function order(text)
-    if not text or #text < 10 or string.sub(text, 1, 2) ~= '\\197\\1' then return -1, 0 end
+    if not text or #text < 10 or string.sub(text, 1, 2) ~= '\\197\\2' then return -1, 0 end
     return struct.unpack('>I4I4', text, 3)
 end
 local function newer(text, other)
@@ -78,9 +85,14 @@ class _Dropped(msgspec.Struct, array_like=True):
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Dropped).decode
 
+_logger = logging.getLogger("refract.redis")
+
 
 class DistributedCache:
-    """Copies in Redis. While it is away everything is a miss, and nothing is kept."""
+    """Copies in Redis. While it is away everything is a miss, and nothing is kept.
+
+    A drop that Redis did not take is owed: it is tried again until it does, and till then the key is a miss here.
+    """
 
     def __init__(self, redis: RedisConnection, *, channel: str = CHANNEL) -> None:
         self._redis = redis
@@ -88,6 +100,8 @@ class DistributedCache:
         self._name = secrets.token_hex(8)
         self._listeners: list[tuple[Callable[[Sequence[str]], None], Callable[[], None]]] = []
         self._subscription = RedisSubscription(redis, channel, self._hear, self._tell_gap)
+        self._owed: dict[str, int] = {}
+        self._paying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to hear what other processes drop."""
@@ -101,7 +115,11 @@ class DistributedCache:
             found = await self._redis.command("MGET", *keys)
         except Unavailable:
             return [None] * len(keys)
-        return [_copy(value) for value in found]
+        run = self._redis.run_id
+        copies = [_copy(value, run) for value in found]
+        if self._owed:
+            return [None if key in self._owed else copy for key, copy in zip(keys, copies, strict=True)]
+        return copies
 
     async def set_many(self, entries: Sequence[CacheEntry]) -> None:
         """Keep copies, each unless a newer one, or the tombstone of a newer one, is there."""
@@ -111,20 +129,17 @@ class DistributedCache:
                 keys = [name for entry in some for name in (entry.key, _tombstone(entry.key))]
                 arguments: list[Part] = []
                 for entry in some:
-                    arguments += (_head(entry.order) + entry.value, _milliseconds(entry.ttl))
+                    arguments += (_head(entry.order) + self._redis.run_id + entry.value, _milliseconds(entry.ttl))
                 await self._redis.run(_SET_IF_NEWER, keys, arguments)
 
     async def drop(self, orders: Mapping[str, int]) -> None:
         """Forget keys up to an order number, leave a short tombstone, and tell every process."""
         if not orders:
             return
-        with suppress(Unavailable):  # the others hear of it through the outbox, or of the gap once Redis is back
-            for some in _portions(list(orders.items())):
-                keys = [name for key, _ in some for name in (key, _tombstone(key))]
-                heads = [_head(order) for _, order in some]
-                message = _encode(_Dropped(self._name, [key for key, _ in some]))
-                lifetime = _milliseconds(TOMBSTONE_SECONDS)
-                await self._redis.run(_DROP, keys, [self._channel, message, lifetime, *heads])
+        try:
+            await self._drop(orders)
+        except Unavailable:
+            self._owe(orders)
         self._tell_dropped(list(orders))
 
     def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
@@ -132,12 +147,54 @@ class DistributedCache:
         self._listeners.append((dropped, gap))
 
     async def ping(self) -> None:
-        """Return if it answers; raise Unavailable if not."""
+        """Return if it answers and has taken every drop; raise Unavailable if not."""
+        await self._pay()
         await self._redis.ping()
 
     async def close(self) -> None:
         """Stop listening; the connection belongs to whoever made it."""
+        if self._paying is not None:
+            self._paying.cancel()
+            await asyncio.gather(self._paying, return_exceptions=True)
         await self._subscription.close()
+
+    async def _drop(self, orders: Mapping[str, int]) -> None:
+        for some in _portions(list(orders.items())):
+            keys = [name for key, _ in some for name in (key, _tombstone(key))]
+            heads = [_head(order) for _, order in some]
+            message = _encode(_Dropped(self._name, [key for key, _ in some]))
+            lifetime = _milliseconds(TOMBSTONE_SECONDS)
+            await self._redis.run(_DROP, keys, [self._channel, message, lifetime, *heads])
+
+    def _owe(self, orders: Mapping[str, int]) -> None:
+        """Note what is to be dropped again. Of very many the oldest are left to the outbox, which has them all."""
+        for key, order in orders.items():
+            self._owed[key] = max(order, self._owed.pop(key, 0))
+        excess = len(self._owed) - max(MOST_OWED, len(orders))
+        if excess > 0:
+            _logger.warning("too many drops that redis did not take", extra={"forgotten": excess})
+            for key in list(islice(self._owed, excess)):
+                del self._owed[key]
+        if self._paying is None:
+            self._paying = asyncio.create_task(self._pay_until_done(), name="cache drops")
+
+    async def _pay(self) -> None:
+        """Drop what is owed; raises Unavailable."""
+        while self._owed:
+            paid = dict(islice(self._owed.items(), MAX_KEYS_AT_ONCE))
+            await self._drop(paid)
+            for key, order in paid.items():
+                if self._owed.get(key) == order:
+                    del self._owed[key]
+
+    async def _pay_until_done(self) -> None:
+        try:
+            while self._owed:
+                await asyncio.sleep(REPEAT_PAUSE)
+                with suppress(Unavailable):
+                    await self._pay()
+        finally:
+            self._paying = None
 
     def _hear(self, message: bytes) -> None:
         try:
@@ -161,8 +218,8 @@ def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + MAX_KEYS_AT_ONCE] for start in range(0, len(items), MAX_KEYS_AT_ONCE))
 
 
-def _copy(value: bytes | None) -> bytes | None:
-    if value is None or len(value) < _HEAD or not value.startswith(_MARK):
+def _copy(value: bytes | None, run: bytes) -> bytes | None:
+    if value is None or len(value) < _HEAD or not value.startswith(_MARK) or value[_HEAD - RUN_BYTES : _HEAD] != run:
         return None
     return value[_HEAD:]
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ STABLE_SECONDS = 10.0
 REFUSAL_LOG_PAUSE = 60.0
 MAX_BATCH = 256
 SLICES = 5
+RUN_BYTES = 8
 
 TROUBLE = (RedisError, OSError, TimeoutError)
 
@@ -70,6 +72,7 @@ class RedisConnection:
         self._deadline = deadline
         self._consequence = consequence
         self._connection: Connection | None = None
+        self._run_id = bytes(RUN_BYTES)
         self._queue: list[tuple[bytes, asyncio.Future[Any]]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -81,6 +84,11 @@ class RedisConnection:
     def away(self) -> str | None:
         """Why Redis cannot be asked now, or None when it can."""
         return self._away
+
+    @property
+    def run_id(self) -> bytes:
+        """Of the server that gave the last reply: another after every restart, and on every other server."""
+        return self._run_id
 
     async def start(self) -> None:
         """Try once to reach Redis; when it is absent, warn, return, and go on trying in the background."""
@@ -183,6 +191,7 @@ class RedisConnection:
         if connection is None or await connection.can_read():
             await self._hang_up()
             connection = self._connection = await self.dial()
+            self._run_id = await _run_id_at(connection)
         return await exchange(connection, commands)
 
     def _fail(self, unanswered: Sequence[tuple[bytes, asyncio.Future[Any]]]) -> None:
@@ -194,11 +203,12 @@ class RedisConnection:
     async def _reach(self) -> None:
         connection = await self.dial()
         try:
-            await _within(self._deadline, exchange(connection, [packed("PING")]))
+            run_id = await _within(self._deadline, _run_id_at(connection))
         except BaseException:
             await hang_up(connection)
             raise
         self._connection = connection
+        self._run_id = run_id
         self._away = None
         self._back_at = time.monotonic()
 
@@ -244,6 +254,13 @@ async def exchange(connection: Connection, commands: Sequence[bytes]) -> list[An
 async def hang_up(connection: Connection) -> None:
     """Close a connection without waiting for the other end."""
     await connection.disconnect(nowait=True)
+
+
+async def _run_id_at(connection: Connection) -> bytes:
+    """A digest of the server's own name for its run; nothing where it does not say one."""
+    (reply,) = await exchange(connection, [packed("INFO", "server")])
+    found = re.search(rb"run_id:(\w+)", reply) if isinstance(reply, bytes) else None
+    return hashlib.sha256(found[1]).digest()[:RUN_BYTES] if found else bytes(RUN_BYTES)
 
 
 async def _reply(connection: Connection) -> Any:

@@ -9,7 +9,7 @@ from refract.runtime.client_address import Network
 from refract.runtime.edge import Application
 from refract.runtime.metrics import Metrics
 from refract.runtime.readiness import Check
-from refract.services.gateway.http import build_http
+from refract.services.gateway.http import Limits, build_http
 from refract.services.gateway.ports import Services
 
 logger = logging.getLogger("refract.gateway")
@@ -44,10 +44,12 @@ def build_gateway(
     metrics: Metrics | None = None,
     show_metrics: bool = True,
     trusted_proxies: Sequence[Network] = (),
+    limits: Limits | None = None,
 ) -> Gateway:
     """The gateway before services that are reached in one of the two ways; `ready` are its own dependencies."""
     application = build_http(
         services,
+        limits=limits,
         ready=ready or {},
         metrics=metrics,
         show_metrics=show_metrics,

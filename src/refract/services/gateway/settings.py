@@ -26,3 +26,20 @@ class GatewaySettings:
     def from_environment(cls, environment: Environment) -> Self:
         """Each of the URLs is required."""
         return cls({target: environment.endpoint(variable) for target, variable in URL_VARIABLES.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """How often one address may come in a minute, by the name of the limit; 0 is off (decision 14)."""
+
+    per_minute: Mapping[str, int]
+
+    @classmethod
+    def from_environment(cls, environment: Environment) -> Self:
+        """M5's figures unless others are set."""
+        return cls(
+            {
+                "shorten": environment.integer("RATE_LIMIT_SHORTEN", 10),
+                "redirect": environment.integer("RATE_LIMIT_REDIRECT", 300),
+            }
+        )

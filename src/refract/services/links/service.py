@@ -1,9 +1,138 @@
 """Builds the rooms of links into one service."""
 
-from refract.runtime.service import Foundation, Service, compose
+import secrets
+
+from refract.runtime.client_address import ClientAddresses
+from refract.runtime.ports import Cache, Database
+from refract.runtime.request_log import RequestLog
+from refract.runtime.service import Foundation, Service, Task, compose
+from refract.runtime.statements import Statement
+from refract.services.links.adapters.blocklist import Blocklist
+from refract.services.links.adapters.safe_browsing import SafeBrowsing
+from refract.services.links.adapters.safety import Safety
 from refract.services.links.api import WIRE_NAME
+from refract.services.links.commands.bulk import BulkShortening
+from refract.services.links.commands.leasing import WorkerLease
+from refract.services.links.commands.making import LinkMaker
+from refract.services.links.commands.managing import Managing
+from refract.services.links.commands.shortening import Shortening
+from refract.services.links.commands.sweeping import Sweeper
+from refract.services.links.domain.codes import code_source
+from refract.services.links.domain.destinations import OwnDomains
+from refract.services.links.http.routes import link_routes
+from refract.services.links.ports import SafetyCheck
+from refract.services.links.queries.links import LinkQueries
+from refract.services.links.queries.views import LinkViews
+from refract.services.links.reactions import QUEUES, invalidations
+from refract.services.links.redirect.clicks import ClickWriter
+from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
+from refract.services.links.redirect.fast import FastRedirect
+from refract.services.links.redirect.lookup import Lookup
+from refract.services.links.redirect.memory import Memory
+from refract.services.links.redirect.routes import redirect_route
+from refract.services.links.redirect.spool import Spool
+from refract.services.links.redirect.visitors import Visitors
+from refract.services.links.settings import LinksSettings
+
+OFFER_SECRET = Statement(
+    "offer_secret",
+    "Keeps a secret of the instance unless there is one.",
+    "INSERT INTO instance_secrets (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
+)
+FIND_SECRET = Statement(
+    "find_secret", "Reads a secret of the instance.", "SELECT value FROM instance_secrets WHERE name = :name"
+)
 
 
-def build_links(foundation: Foundation) -> Service:
+async def build_links(foundation: Foundation, settings: LinksSettings, cache: Cache) -> Service:
     """The service on the foundation it is given."""
-    return compose(WIRE_NAME, foundation)
+    database, clock = foundation.database, foundation.clock
+    lease = WorkerLease(database, clock)
+    await lease.acquire()
+    safety = _safety(foundation, settings)
+    sweeper = Sweeper(database, cache, clock)
+    clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes))
+    log = RequestLog(WIRE_NAME, settings.redirect_log_sample)
+    redirects = await _redirects(foundation, settings, cache, clicks)
+
+    async def settle() -> None:
+        """What the hot path has not finished when the last request is answered."""
+        await clicks.drain()
+        await redirects.lookup.drain()
+        log.flush()
+
+    return compose(
+        WIRE_NAME,
+        foundation,
+        routes=[*_routes(foundation, settings, cache, lease, safety), redirect_route(redirects)],
+        queues=QUEUES,
+        reactions=[invalidations(cache)],
+        tasks=[
+            Task("worker lease", lease.run, lease.release),
+            Task("sweeper", sweeper.run, safety.close),
+            Task("clicks", clicks.run, settle),
+        ],
+        fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
+    )
+
+
+def _routes(
+    foundation: Foundation, settings: LinksSettings, cache: Cache, lease: WorkerLease, safety: Safety
+) -> list[object]:
+    database, clock, metrics = foundation.database, foundation.clock, foundation.metrics
+    own = OwnDomains.of(settings.base_url, settings.short_domains)
+    views = LinkViews(settings.base_url, clock)
+    maker = LinkMaker(
+        own=own,
+        normalization=settings.url_normalization,
+        stats_public=settings.stats_public,
+        ids=lease.next_id,
+        codes=code_source(settings.code_strategy),
+        clock=clock,
+    )
+    return link_routes(
+        shortening=Shortening(
+            database=database, cache=cache, maker=maker, safety=safety, metrics=metrics, render=views.render
+        ),
+        bulk=BulkShortening(
+            database=database, cache=cache, maker=maker, safety=safety, metrics=metrics, base_url=settings.base_url
+        ),
+        managing=Managing(database, cache, clock, safety),
+        queries=LinkQueries(database, clock, views),
+        views=views,
+        own=own,
+        clock=clock,
+        tokens=foundation.tokens,
+    )
+
+
+def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
+    checks: list[SafetyCheck] = []
+    if settings.blocklist is not None:
+        checks.append(Blocklist(settings.blocklist, foundation.clock))
+    if settings.safe_browsing_key is not None:
+        checks.append(SafeBrowsing(settings.safe_browsing_key, foundation.clock))
+    return Safety(checks, fails_open=settings.safety_fails_open)
+
+
+async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cache, clicks: ClickWriter) -> Redirects:
+    salt = settings.click_salt or await _kept_secret(foundation.database, "CLICK_SALT")
+    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
+    memory.listen(cache)
+    return Redirects(
+        Lookup(cache, foundation.database, foundation.clock),
+        memory,
+        clicks,
+        Visitors(salt),
+        foundation.clock,
+        settings.click_durability,
+    )
+
+
+async def _kept_secret(database: Database, name: str) -> str:
+    """A secret that all processes of the instance share, made by the first that asks."""
+    async with database.transaction() as tx:
+        await tx.execute(OFFER_SECRET, name=name, value=secrets.token_urlsafe(48))
+        row = await tx.fetch_one(FIND_SECRET, name=name)
+    assert row is not None, "it was there or has just been made"
+    return str(row["value"])

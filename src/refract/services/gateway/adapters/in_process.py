@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from refract.runtime.edge import Application, Receive, Scope, Send
-from refract.services.gateway.domain import UnknownUpstream
+from refract.services.gateway.domain.headers import UnknownUpstream
 
 
 class InProcess:

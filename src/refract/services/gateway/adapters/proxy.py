@@ -17,7 +17,7 @@ from refract.kernel.errors import RefractError
 from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
 from refract.runtime.exchange import can_be_written
-from refract.services.gateway.domain import Header, UnknownUpstream, UpstreamFailed, answered_headers
+from refract.services.gateway.domain.headers import Header, UnknownUpstream, UpstreamFailed, answered_headers
 
 logger = logging.getLogger("refract.gateway.proxy")
 

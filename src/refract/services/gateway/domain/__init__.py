@@ -1,0 +1,1 @@
+"""Which headers pass the door, and how often somebody may come."""

@@ -1,0 +1,71 @@
+"""Rate limits of routes: their policies, and the header fields that tell a client about them."""
+
+from collections.abc import Callable, Mapping
+
+from refract.runtime.windows import Policy, Verdict
+
+Header = tuple[bytes, bytes]
+
+WINDOW = 60.0
+"""Seconds: limits are per minute."""
+
+
+class RouteLimits:
+    """The policies of the limits that the route table names; those that are off are absent.
+
+    `who_is` gives the salted hash of an address, by which it is counted (decision 11).
+    """
+
+    def __init__(self, limits: Mapping[str, int], who_is: Callable[[str], str]) -> None:
+        self._policies = {name: Policy(name, limit, WINDOW) for name, limit in limits.items() if limit > 0}
+        self.who_is = who_is
+
+    def policy(self, name: str | None) -> Policy | None:
+        """The policy of a row's limit, or None where nothing is limited."""
+        return None if name is None else self._policies.get(name)
+
+
+class Admission:
+    """The redirect's limit for the hot path, where nothing may be awaited and every field counts."""
+
+    def __init__(self, policy: Policy, hit: Callable[[str, Policy], Verdict | None]) -> None:
+        self._policy = policy
+        self._hit = hit
+        # Only the number of hits that are left differs from one answer to the next.
+        pattern = limit_fields(policy, Verdict(allowed=True, limit=policy.limit, remaining=policy.limit))
+        left = b"%d" % policy.limit
+        self._pattern = b"".join(b"%b: %b\r\n" % (name, _with_gap(name, value, left)) for name, value in pattern)
+
+    def __call__(self, who: str) -> tuple[bool, bytes]:
+        """Whether a request is admitted, and its fields."""
+        verdict = self._hit(who, self._policy)
+        if verdict is None:
+            return True, b""
+        if verdict.allowed:
+            return True, self._pattern % (verdict.remaining, verdict.remaining)
+        return False, b"".join(b"%b: %b\r\n" % field for field in limit_fields(self._policy, verdict))
+
+
+def _with_gap(name: bytes, value: bytes, left: bytes) -> bytes:
+    if name == b"x-ratelimit-remaining":
+        return b"%d"
+    return value.replace(b";r=" + left, b";r=%d") if name == b"ratelimit" else value
+
+
+def limit_fields(policy: Policy, verdict: Verdict) -> list[Header]:
+    """What an answer says about its limit: the older fields and those of the draft standard (decision 14)."""
+    window = round(policy.window)
+    fields = [
+        (b"x-ratelimit-limit", b"%d" % policy.limit),
+        (b"x-ratelimit-remaining", b"%d" % verdict.remaining),
+        (b"ratelimit-policy", b'"%b";q=%d;w=%d' % (policy.route.encode(), policy.limit, window)),
+    ]
+    if verdict.allowed:
+        rest = b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, window)
+        return [*fields, (b"ratelimit", rest)]
+    seconds = verdict.retry_after_seconds
+    return [
+        (b"retry-after", b"%d" % seconds),
+        *fields,
+        (b"ratelimit", b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, seconds)),
+    ]

@@ -1,0 +1,139 @@
+"""The redirect itself, the same for both paths: which answer a code has now, and which click a visit makes."""
+
+import logging
+from collections.abc import Mapping
+
+from refract.kernel.clock import Clock
+from refract.kernel.errors import Unavailable
+from refract.kernel.ids import new_event_id
+from refract.services.links.domain.link import REDIRECT_STATUSES, Status
+from refract.services.links.redirect.answers import (
+    MAX_AGE,
+    Answer,
+    accepts_pages,
+    redirecting,
+    refusal,
+    status_line,
+    unavailable,
+)
+from refract.services.links.redirect.clicks import ClickWriter
+from refract.services.links.redirect.lookup import Found, Lookup
+from refract.services.links.redirect.memory import FRESH_SECONDS, Memory
+from refract.services.links.redirect.records import LinkRecord
+from refract.services.links.redirect.visitors import Visitor, Visitors
+from refract.services.links.redirect.visits import ClientWords, Moment, is_prefetch, link_part, query_part
+from refract.services.links.settings import Durability
+
+log = logging.getLogger(__name__)
+
+LINKS_IN_MEMORY = 200_000
+
+SAME_ANSWER = MAX_AGE + FRESH_SECONDS
+"""Seconds: a link that expires sooner has another `max-age` in every answer, and is not kept as bytes."""
+
+
+_FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
+
+
+class Prepared:
+    """An active link: its answer as bytes, the beginning of its clicks, and how long both may be used."""
+
+    __slots__ = ("click", "fields", "first_line", "fresh_until", "record", "stale_until", "status")
+
+    def __init__(self, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> None:
+        self.record = record
+        self.status = answer.status
+        self.first_line = _FIRST_LINES[answer.status]
+        self.fields = answer.fields()
+        self.click = link_part(record)
+        self.fresh_until, self.stale_until = lifetimes
+
+
+class Redirects:
+    """Finds links, answers for them and records their clicks."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        memory: Memory[Prepared],
+        clicks: ClickWriter,
+        visitors: Visitors,
+        clock: Clock,
+        durability: Durability,
+    ) -> None:
+        self.lookup = lookup
+        self.memory = memory
+        self.clicks = clicks
+        self.visitors = visitors
+        self.clock = clock
+        self.waits = durability == "commit"
+        self._words = ClientWords()
+        self.moment = Moment(clock.milliseconds)
+
+    async def answer(
+        self, method: bytes, code: str, fields: Mapping[bytes, bytes], query: bytes, *, client: str, correlation_id: str
+    ) -> Answer:
+        """The answer to a request, once its click is safe: the slow twin of the fast path."""
+        try:
+            found: Found = await self.lookup.find(code)
+        except Unavailable as error:
+            found = error
+        answer, record = self.decide(code, found, fields)
+        if record is not None and counts(method, fields):
+            visitor = self.visitors.of(client)
+            self.moment.look()
+            visit = self.visit_part(fields, query, visitor)
+            click, _ = self.click(link_part(record), visit, correlation_id.encode())
+            if self.waits:
+                await self.clicks.recorded(click)
+            else:
+                self.clicks.record_later(click)
+        return answer
+
+    def decide(self, code: str, found: Found, fields: Mapping[bytes, bytes]) -> tuple[Answer, LinkRecord | None]:
+        """The answer to what a look-up came to, and the record if it redirects."""
+        now = self.clock.now()
+        if isinstance(found, Unavailable):
+            stale = self.memory.stale(code.encode())
+            if stale is None:
+                log.warning("a link cannot be looked up: %s", found)
+                return unavailable(wants_page=_wants_page(fields)), None
+            found = stale.record
+        if found is None or found.effective_status(now) is not Status.ACTIVE:
+            return refusal(found, now, wants_page=_wants_page(fields)), None
+        return redirecting(found, now), found
+
+    def prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
+        """The answer as bytes, kept for the next who asks unless it would be another one by then."""
+        left = record.seconds_left(self.clock.now())
+        prepared = Prepared(record, answer, self.memory.lifetimes(left))
+        if left is None or left >= SAME_ANSWER:
+            self.memory.keep(record.short_code.encode(), prepared, ticket)
+        return prepared
+
+    def visit_part(self, fields: Mapping[bytes, bytes], query: bytes, visitor: Visitor) -> bytes:
+        """What a click says of whoever made it."""
+        words = self._words.of(fields)
+        return b"%b,%b%b" % (visitor.fragment, words, query_part(query) if query else b"")
+
+    def click(self, link: bytes, visit: bytes, correlation_id: bytes | None) -> tuple[bytes, bytes]:
+        """The event as JSON, at `moment`, and its correlation id: the event's own where the caller has none."""
+        event_id = new_event_id().encode()
+        if correlation_id is None:
+            correlation_id = event_id
+        return b'%b%b%b%b","correlation_id":"%b"}' % (
+            link,
+            visit,
+            self.moment.part,
+            event_id,
+            correlation_id,
+        ), correlation_id
+
+
+def counts(method: bytes, fields: Mapping[bytes, bytes]) -> bool:
+    """Whether a request is a click: a GET that somebody made, and no browser by itself."""
+    return method == b"GET" and not is_prefetch(fields)
+
+
+def _wants_page(fields: Mapping[bytes, bytes]) -> bool:
+    return accepts_pages(fields.get(b"accept", b""))

@@ -1,0 +1,251 @@
+"""The fast path: a code is answered inside the parser's callback, from bytes, once its click is safe."""
+
+import logging
+import re
+from collections import OrderedDict
+from functools import partial
+from time import monotonic
+from typing import cast
+
+from refract.kernel.ids import new_correlation_id
+from refract.runtime.client_address import ClientAddresses
+from refract.runtime.correlation import accept_correlation_id
+from refract.runtime.fast_path import Admission, FastPath, Headers, HeldAnswer
+from refract.runtime.request_log import RequestLog
+from refract.services.links.domain.codes import is_reserved
+from refract.services.links.redirect.answers import Answer, failed, limited, status_line
+from refract.services.links.redirect.engine import Prepared, Redirects, counts
+from refract.services.links.redirect.lookup import Found
+from refract.services.links.redirect.visitors import Visitor
+from refract.services.links.redirect.visits import is_prefetch
+
+log = logging.getLogger(__name__)
+
+_CODE = re.compile(rb"[A-Za-z0-9-]{1,50}\Z")
+_VISITORS = 65_536
+_LIMITED = limited()
+
+
+class HeldRedirect(HeldAnswer):
+    """An answer that waits for its click to be safe, or for its link to be found; released, it is logged."""
+
+    __slots__ = ("begun", "correlation_id", "log", "method", "path", "status")
+
+    def __init__(self, log: RequestLog, method: bytes, path: bytes, begun: float) -> None:
+        # What the parent's would set: a call for each of forty thousand a second is worth saving.
+        self.payload = self._deliver = None
+        self.closes = False
+        self.log = log
+        self.method = method
+        self.path = path
+        self.begun = begun
+        self.status = 0
+        self.correlation_id = b""
+
+    def release(self, payload: bytes) -> None:
+        """Let the answer go."""
+        self.payload = payload
+        if self._deliver is not None:
+            self._deliver(self)
+        if self.log.is_on:
+            self.log.completed(self.method, self.path, self.status, self.begun, self.correlation_id)
+
+
+class FastRedirect(FastPath):
+    """Answers short links at the door of a server: of links' own, or of the gateway in the same process.
+
+    At the gateway a link has two addresses, and requests are counted: `admission` says how. Whatever is out of the
+    ordinary goes to the application, which gives the same answers.
+    """
+
+    def __init__(
+        self,
+        redirects: Redirects,
+        log: RequestLog,
+        addresses: ClientAddresses,
+        *,
+        at_gateway: bool = False,
+        admission: Admission | None = None,
+    ) -> None:
+        self._redirects = redirects
+        self._log = log
+        self._addresses = addresses
+        self._at_gateway = at_gateway
+        self._admission = admission
+        self._entries = redirects.memory.entries
+        self._moment = redirects.moment
+        self._visitors: OrderedDict[str | tuple[str, bytes], Visitor] = OrderedDict()
+
+    def at_gateway(self, admission: Admission | None) -> "FastRedirect":
+        """The same at the door of the gateway."""
+        return FastRedirect(self._redirects, self._log, self._addresses, at_gateway=True, admission=admission)
+
+    def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes | HeldAnswer | None:
+        """Answer a request for a code; None lets the application do it."""
+        if method != b"GET" and method != b"HEAD":  # noqa: PLR1714  # cheaper than a set
+            return None
+        fields = dict(headers)
+        if len(fields) != len(headers):
+            return None  # a field that came twice is for somebody with more time
+        path, query, code = target, b"", target[1:]
+        link = self._entries.get(code)
+        if link is None:
+            found = self._parse(target)
+            if found is None:
+                return None
+            path, query, code = found
+            link = self._entries.get(code)
+        visitor = self._visitors.get(peer) if b"x-forwarded-for" not in fields else None
+        if visitor is None:
+            visitor = self._meet(peer, fields)
+        begun = monotonic()
+        held = HeldRedirect(self._log, method, path, begun)
+        limits = b""
+        if self._admission is not None:
+            admitted, limits = self._admission(visitor.ip_hash)
+            if not admitted:
+                self._fail(held, _LIMITED, fields, limits)
+                return held
+        if link is not None and begun < link.fresh_until:
+            self._answer(held, link, fields, query, visitor, limits)
+        else:
+            self._look_up(held, code, (fields, query, visitor, limits))
+        return held
+
+    def remember(self, headers: Headers, peer: str) -> object | None:
+        """Who asks, and what a click of theirs says; not where a field differs from one request to the next."""
+        fields = dict(headers)
+        if len(fields) != len(headers) or b"x-correlation-id" in fields or is_prefetch(fields):
+            return None
+        visitor = self._meet(peer, fields)
+        return visitor, self._redirects.visit_part(fields, b"", visitor)
+
+    def answer_again(self, target: bytes, remembered: object) -> HeldAnswer | None:
+        """Answer a GET whose header fields are known, if the link is, too."""
+        link = self._entries.get(target[1:])
+        begun = monotonic()
+        if link is None or begun >= link.fresh_until or not target.startswith(b"/"):
+            return None
+        visitor, visit = cast("tuple[Visitor, bytes]", remembered)  # what `remember` made
+        limits = b""
+        if self._admission is not None:
+            admitted, limits = self._admission(visitor.ip_hash)
+            if not admitted:
+                held = HeldRedirect(self._log, b"GET", target, begun)
+                self._fail(held, _LIMITED, {}, limits)
+                return held
+        held = HeldRedirect(self._log, b"GET", target, begun)
+        self._moment.look()
+        click, correlation_id = self._redirects.click(link.click, visit, None)
+        self._send(held, link, click, correlation_id, limits)
+        return held
+
+    def _parse(self, target: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """The path, the query and the code, where it can be one."""
+        path, _, query = target.partition(b"?")
+        code = path[3:] if self._at_gateway and path.startswith(b"/r/") else path[1:]
+        if _CODE.match(code) is None or is_reserved(code.decode("ascii")):
+            return None
+        return path, query, code
+
+    def _answer(
+        self,
+        held: HeldRedirect,
+        link: Prepared,
+        fields: dict[bytes, bytes],
+        query: bytes,
+        visitor: Visitor,
+        limits: bytes,
+    ) -> None:
+        redirects = self._redirects
+        self._moment.look()
+        correlation_id = None if b"x-correlation-id" not in fields else _correlation_id(fields)
+        click = None
+        if counts(held.method, fields):
+            visit = redirects.visit_part(fields, query, visitor)
+            click, correlation_id = redirects.click(link.click, visit, correlation_id)
+        elif correlation_id is None:
+            correlation_id = new_correlation_id().encode()
+        self._send(held, link, click, correlation_id, limits)
+
+    def _send(
+        self, held: HeldRedirect, link: Prepared, click: bytes | None, correlation_id: bytes, limits: bytes
+    ) -> None:
+        """Let the answer leave: once its click is safe, where it has one."""
+        redirects = self._redirects
+        payload = b"%b%b%b%bx-correlation-id: %b\r\nx-content-type-options: nosniff\r\n\r\n" % (
+            link.first_line,
+            self._moment.date,
+            link.fields,
+            limits,
+            correlation_id,
+        )
+        held.status = link.status
+        held.correlation_id = correlation_id
+        if click is None:
+            held.release(payload)
+        elif redirects.waits:
+            redirects.clicks.record(click, held, payload)
+        else:
+            redirects.clicks.record_later(click)
+            held.release(payload)
+
+    def _look_up(self, held: HeldRedirect, code: bytes, asked: "Asked") -> None:
+        memory = self._redirects.memory
+        name = code.decode("ascii")
+        if memory.is_absent(code):
+            self._found(held, name, asked, memory.ticket, None)
+        else:
+            self._redirects.lookup.soon(name, partial(self._found, held, name, asked, memory.ticket))
+
+    def _found(self, held: HeldRedirect, code: str, asked: "Asked", ticket: int, found: Found) -> None:
+        """Go on with what the look-up came to."""
+        redirects = self._redirects
+        fields, query, visitor, limits = asked
+        try:
+            answer, record = redirects.decide(code, found, fields)
+            if record is not None:
+                self._answer(held, redirects.prepare(record, answer, ticket), fields, query, visitor, limits)
+                return
+            if found is None:
+                redirects.memory.keep_absent(code.encode(), ticket)
+        except Exception:
+            log.exception("a redirect failed")
+            answer = failed(wants_page=False)
+        self._fail(held, answer, fields, limits)
+
+    def _fail(self, held: HeldRedirect, answer: Answer, fields: dict[bytes, bytes], limits: bytes) -> None:
+        """Answer without a click."""
+        self._moment.look()
+        held.status = answer.status
+        held.correlation_id = _correlation_id(fields)
+        head = b"%b%b%b%bx-correlation-id: %b\r\nx-content-type-options: nosniff\r\n\r\n" % (
+            status_line(answer.status),
+            self._moment.date,
+            answer.fields(),
+            limits,
+            held.correlation_id,
+        )
+        held.release(head if held.method == b"HEAD" else head + answer.body)
+
+    def _meet(self, peer: str, fields: dict[bytes, bytes]) -> Visitor:
+        """Find out who stands behind a connection, and remember it."""
+        forwarded = fields.get(b"x-forwarded-for")
+        key = peer if forwarded is None else (peer, forwarded)
+        visitor = self._visitors.get(key)
+        if visitor is None:
+            address = self._addresses.find(peer, () if forwarded is None else (forwarded,))
+            visitor = self._redirects.visitors.of(address)
+            if len(self._visitors) >= _VISITORS:
+                self._visitors.popitem(last=False)
+            self._visitors[key] = visitor
+        return visitor
+
+
+Asked = tuple[dict[bytes, bytes], bytes, Visitor, bytes]
+"""Header fields, query, visitor, and what is to be said of the limit."""
+
+
+def _correlation_id(fields: dict[bytes, bytes]) -> bytes:
+    offered = fields.get(b"x-correlation-id")
+    return accept_correlation_id(None if offered is None else offered.decode("latin-1")).encode()

@@ -1,0 +1,137 @@
+"""L1: what this process remembers of links. A hit is one look into a dictionary; no slow fill undoes a drop."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Generic, Protocol, TypeVar
+
+from refract.runtime.ports import Cache
+from refract.services.links.redirect.records import KEY_PREFIX
+
+FRESH_SECONDS = 60.0
+STALE_SECONDS = 3600.0
+"""How long an entry may be used while the database, which would know better, is away."""
+
+ABSENT_SECONDS = 5.0
+ABSENT_CODES = 10_000
+DROPS_REMEMBERED = 10_000
+
+EVICTIONS = 256
+"""A full dictionary gives up this part of itself at once: its first key is slow to find after many deletions."""
+
+
+class Remembered(Protocol):
+    """What an entry says of its own life, in the seconds of the memory's clock."""
+
+    @property
+    def fresh_until(self) -> float:
+        """Until then it is used without asking anybody."""
+
+    @property
+    def stale_until(self) -> float:
+        """Until then it may be used when nobody can be asked."""
+
+
+T = TypeVar("T", bound=Remembered)
+
+
+class Memory(Generic[T]):
+    """At most `capacity` entries by code, and apart from them the codes that do not exist.
+
+    An entry that is used is put in again whenever its freshness is over, and with that moves to the end; what has not
+    been asked for the longest stands at the front and goes first. No hit has to move anything.
+
+    Whoever fills takes the `ticket` before it asks anybody, and hands it in with the answer: if the code was dropped
+    meanwhile, the answer may be older than the drop, and is not kept.
+    """
+
+    def __init__(self, capacity: int, now: Callable[[], float], *, absent_capacity: int = ABSENT_CODES) -> None:
+        self.entries: dict[bytes, T] = {}
+        """For the hot path to look into, and for nobody else to change; it stays the same object."""
+        self.ticket = 0
+        """Rises with every drop."""
+        self._capacity = capacity
+        self._absent_capacity = absent_capacity
+        self._now = now
+        self._absent: dict[bytes, float] = {}
+        self._dropped: dict[bytes, int] = {}
+        self._oldest_ticket = 0
+
+    def listen(self, cache: Cache) -> None:
+        """Drop from now on what any process drops."""
+        cache.on_invalidation(self.hear, self.empty)
+
+    def lifetimes(self, seconds_left: float | None) -> tuple[float, float]:
+        """`fresh_until` and `stale_until` of an entry that is made now and whose link has so long to live."""
+        now = self._now()
+        if seconds_left is None:
+            return now + FRESH_SECONDS, now + STALE_SECONDS
+        return now + min(FRESH_SECONDS, seconds_left), now + min(STALE_SECONDS, seconds_left)
+
+    def keep(self, code: bytes, entry: T, ticket: int) -> bool:
+        """Remember an entry; False if what is known may be newer than it."""
+        if self._outdated(code, ticket):
+            return False
+        self._absent.pop(code, None)
+        self.entries.pop(code, None)
+        self.entries[code] = entry
+        if len(self.entries) > self._capacity:
+            _evict(self.entries)
+        return True
+
+    def keep_absent(self, code: bytes, ticket: int) -> bool:
+        """Remember for a short time that there is no such code; False if there may be one since."""
+        if self._outdated(code, ticket):
+            return False
+        self.entries.pop(code, None)
+        self._absent.pop(code, None)
+        self._absent[code] = self._now() + ABSENT_SECONDS
+        if len(self._absent) > self._absent_capacity:
+            _evict(self._absent)
+        return True
+
+    def is_absent(self, code: bytes) -> bool:
+        """Whether the code was found not to exist a moment ago."""
+        until = self._absent.get(code)
+        return until is not None and self._now() < until
+
+    def stale(self, code: bytes) -> T | None:
+        """The entry, fresh or not, for when nobody can be asked; it has neither been dropped nor expired."""
+        entry = self.entries.get(code)
+        return entry if entry is not None and self._now() < entry.stale_until else None
+
+    def forget(self, code: bytes) -> None:
+        """Remove an entry that a look-up has found out of date, so that it is not used as a stale one either."""
+        self.entries.pop(code, None)
+
+    def drop(self, code: bytes) -> None:
+        """Forget a code, and refuse what was asked about it before now."""
+        self.ticket += 1
+        self.entries.pop(code, None)
+        self._absent.pop(code, None)
+        self._dropped.pop(code, None)
+        self._dropped[code] = self.ticket
+        if len(self._dropped) > DROPS_REMEMBERED:
+            # Of those that are forgotten nothing is known any more, so that whatever was asked before them is refused.
+            self._oldest_ticket = max(self._oldest_ticket, *_evict(self._dropped))
+
+    def hear(self, keys: Sequence[str]) -> None:
+        """Drop the codes of these cache keys; others are not ours."""
+        for key in keys:
+            if key.startswith(KEY_PREFIX):
+                self.drop(key[len(KEY_PREFIX) :].encode())
+
+    def empty(self) -> None:
+        """Forget everything, and refuse all that was asked before now: some drops may not have been heard."""
+        self.ticket += 1
+        self._oldest_ticket = self.ticket
+        self.entries.clear()
+        self._absent.clear()
+        self._dropped.clear()
+
+    def _outdated(self, code: bytes, ticket: int) -> bool:
+        return ticket < self._oldest_ticket or self._dropped.get(code, 0) > ticket
+
+
+def _evict(kept: dict[bytes, Any]) -> list[Any]:
+    """Remove the first of a dictionary; returns what they were."""
+    return [kept.pop(code) for code in list(islice(kept, max(1, len(kept) // EVICTIONS)))]

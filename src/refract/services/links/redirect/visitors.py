@@ -1,0 +1,57 @@
+"""Who follows a link, as far as anybody may know: a salted hash, and an address without its last part."""
+
+from collections import OrderedDict
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from refract.runtime.client_address import address_hash
+
+CAPACITY = 65_536
+
+_IPV4_KEPT = 0xFFFFFF00
+_IPV6_KEPT = ((1 << 48) - 1) << 80
+
+
+class Visitor:
+    """What a click says of an address. `fragment` is both fields as they stand in the click's JSON."""
+
+    __slots__ = ("anonymized", "fragment", "ip_hash")
+
+    def __init__(self, ip_hash: str, anonymized: str) -> None:
+        self.ip_hash = ip_hash
+        self.anonymized = anonymized
+        # Neither has a character that JSON would escape.
+        self.fragment = f'"ip_hash":"{ip_hash}","ip_anonymized":"{anonymized}"'.encode()
+
+
+class Visitors:
+    """Knows the visitors of late, so that one who comes again costs a lookup. Addresses never leave the memory."""
+
+    def __init__(self, salt: str, capacity: int = CAPACITY) -> None:
+        self._salt = salt
+        self._capacity = capacity
+        # A plain dict would look for its oldest key through the holes of all that were thrown out before.
+        self._known: OrderedDict[str, Visitor] = OrderedDict()
+
+    def of(self, address: str) -> Visitor:
+        """The visitor at an address."""
+        return self._known.get(address) or self._meet(address)
+
+    def _meet(self, address: str) -> Visitor:
+        visitor = Visitor(address_hash(address, self._salt), anonymized(address))
+        if len(self._known) >= self._capacity:
+            self._known.popitem(last=False)
+        self._known[address] = visitor
+        return visitor
+
+
+def anonymized(address: str) -> str:
+    """An address without its last octet, or its last 80 bits; nothing for what is no address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return ""
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    if isinstance(parsed, IPv4Address):
+        return str(IPv4Address(int(parsed) & _IPV4_KEPT))
+    return str(IPv6Address(int(parsed) & _IPV6_KEPT))
