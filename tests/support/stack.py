@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,8 @@ def variables(
         if name in databases:
             wanted[name]["DATABASE_DSN"] = databases[name]
             wanted[name]["TRUSTED_PROXIES"] = "127.0.0.1"  # the gateway, which says who the client is
+    wanted["links"]["BASE_URL"] = f"http://127.0.0.1:{ports['gateway']}"
+    wanted["links"]["CLICK_SPOOL_DIR"] = tempfile.mkdtemp(prefix="refract-spool-")
     for name, service in SERVICES.items():
         if service.url_variable:
             wanted["gateway"][service.url_variable] = f"http://127.0.0.1:{ports[name]}"
