@@ -17,7 +17,7 @@ DEV := $(VENV)/.installed-dev
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help install run test check servers servers-stop stack bench faults lock clean
+.PHONY: help install run test check servers servers-stop stack bench bench-redirect faults api lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,8 +50,14 @@ stack: $(DEV) ## Start every service as its own process over local servers, with
 bench: $(DEV) ## Measure, and print the figures
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
+bench-redirect: $(DEV) ## Measure redirects of an embedded instance beside nginx
+	@exec $(BIN)/python -m benchmarks redirect $(ARGS)
+
 faults: $(DEV) ## Run the full fault and load tests; takes minutes
 	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests -m full $(ARGS)
+
+api: $(DEV) ## Write docs/api anew from the code
+	$(BIN)/python -m refract.apps.api_documents docs/api
 
 lock: $(DEV) ## Write both lock files anew from pyproject.toml, for every Python from 3.11 on
 	$(LOCK) $(ARGS) --extra build --output-file requirements.lock

@@ -18,13 +18,14 @@ from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES
 from refract.apps.doctor import examine
 from refract.runtime.environment import Environment
-from refract.runtime.migrations import migrate
+from refract.runtime.migrations import head_revision, migrate
 from refract.runtime.statements import Statement
 from tests.support.commands import refract
 from tests.support.databases import Location, open_database
 
 AHEAD = Statement("ahead", "As a newer version would leave it.", "UPDATE alembic_version SET version_num = '9999'")
-KNOWS_LESS = "wrong: the database of links is at revision 9999, and this version of Refract knows only up to 0001"
+HEAD = head_revision("links")
+KNOWS_LESS = f"wrong: the database of links is at revision 9999, and this version of Refract knows only up to {HEAD}"
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ async def test_a_healthy_instance_is_left_as_it_is(data: Path) -> None:
     before = contents(data)
     status, found = await ask("--data-dir", str(data))
     assert status == 0, found
-    assert found["database of links"] == "ok: up to date at 0001"
+    assert found["database of links"] == f"ok: up to date at {HEAD}"
     assert contents(data) == before
 
 
@@ -218,7 +219,7 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
     status, well = await ask(variables=variables)
     assert status == 0
     assert well["database"].startswith("ok: PostgreSQL 1")
-    assert well["schema"] == "ok: empty; the next start brings it to 0001"
+    assert well["schema"] == f"ok: empty; the next start brings it to {HEAD}"
     assert f" at amqp://{urlsplit(rabbitmq_url).hostname}:{urlsplit(rabbitmq_url).port}/" in well["rabbitmq"]
     assert f"at {redis_address}" in well["redis"]
 

@@ -15,7 +15,7 @@ from refract.kernel.events import LINK_EXCHANGE
 from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.messages import Message
-from refract.runtime.migrations import current_revision, migrate
+from refract.runtime.migrations import current_revision, head_revision, migrate
 from refract.runtime.ports import EventBus
 from refract.runtime.statements import Statement
 from refract.services.analytics.reactions import CLICKS
@@ -25,6 +25,8 @@ from tests.support.databases import Location, open_database
 SERVICES = ["links", "analytics", "identity", "notifications", "sms", "projects"]
 COUNT = Statement("count", "How many rows wait.", "SELECT count(*) AS waiting FROM outbox WHERE published_at IS NULL")
 PUBLISH = Statement("publish", "Marks all rows as published.", "UPDATE outbox SET published_at = created_at")
+
+HEAD = head_revision("links")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ async def test_a_queue_that_nobody_knows_is_refused(place: Place) -> None:
         status, _, said = await place.run("dead", "replay", "analytics.click")
     assert status == 1
     assert said == (
-        'FATAL: there is no queue "analytics.click"; expected one of analytics.clicks, notifications.events\n'
+        'FATAL: there is no queue "analytics.click"; '
+        "expected one of links.invalidations, analytics.clicks, notifications.events\n"
     )
 
 
@@ -134,14 +137,14 @@ async def test_the_outbox_of_a_period_is_sent_again(place: Place) -> None:
 
 
 async def test_migrate_brings_a_database_up_to_date_once(place: Place) -> None:
-    assert await place.run("migrate", "links") == (0, "links migrated from nothing to 0001\n", "")
-    assert await place.run("migrate", "url-service") == (0, "links is up to date at 0001\n", "")
-    assert await current_revision(place.database) == "0001"
+    assert await place.run("migrate", "links") == (0, f"links migrated from nothing to {HEAD}\n", "")
+    assert await place.run("migrate", "url-service") == (0, f"links is up to date at {HEAD}\n", "")
+    assert await current_revision(place.database) == HEAD
 
 
 async def test_migrate_brings_an_embedded_instance_up_to_date(tmp_path: Path) -> None:
     done = await asyncio.to_thread(refract, "migrate", "--data-dir", str(tmp_path))
-    assert done.stdout.splitlines() == [f"{name} migrated from nothing to 0001" for name in SERVICES]
+    assert done.stdout.splitlines() == [f"{name} migrated from nothing to {head_revision(name)}" for name in SERVICES]
 
 
 async def test_migrate_asks_whose_database_it_is(fresh_database: str) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine
-from datetime import UTC, datetime
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -91,6 +92,25 @@ def doctor(
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
 
 
+@app.command()
+def token(
+    email: Annotated[str, typer.Argument(help="Whom the token speaks for; the same address is always the same user.")],
+    hours: Annotated[int, typer.Option(min=1, max=24 * 365, help="How long it is good for.")] = 24,
+    data_dir: DataDir = DATA,
+) -> None:
+    """Print a bearer token for the API, signed with the instance's secret: JWT_SECRET, or the data directory's.
+
+    No password is asked: whoever holds the secret may speak for anybody. It is meant for the time before there are
+    accounts, and for trying things out.
+    """
+    from refract.apps.bearer_tokens import make_token  # noqa: PLC0415
+    from refract.kernel.clock import SystemClock  # noqa: PLC0415
+
+    os.umask(PRIVATE)
+    with _trouble_in_one_line():
+        typer.echo(make_token(_environment(), data_dir, email, timedelta(hours=hours), SystemClock()))
+
+
 @dead.command("list")
 def list_dead(
     queue: Annotated[str | None, typer.Argument(help="One queue; all of them if left out.")] = None,
@@ -153,13 +173,20 @@ def _service(name: str) -> str:
 
 
 def _run(task: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; trouble that we foresaw is one line and status 1."""
+    """Run to the end."""
     import uvloop  # noqa: PLC0415
 
     # What goes wrong is said by the command itself; those that run on configure their own log.
     logging.getLogger().addHandler(logging.NullHandler())
-    try:
+    with _trouble_in_one_line():
         return uvloop.run(task)
+
+
+@contextmanager
+def _trouble_in_one_line() -> Iterator[None]:
+    """Trouble that we foresaw is one line and status 1."""
+    try:
+        yield
     except Misconfigured as error:
         _fail(str(error))
     except RefractError as error:

@@ -3,26 +3,38 @@
 import sys
 from typing import Any
 
-from refract.apps.builders import BUILDERS
+from refract.apps.builders import Defaults, build, read_settings
 from refract.apps.directory import SERVICES, ServiceEntry
-from refract.apps.listening import GATEWAY_LIMITS, SERVICE_LIMITS, listen
+from refract.apps.listening import GATEWAY_LIMITS, LINKS_LIMITS, SERVICE_LIMITS, listen
+from refract.apps.workers import Place, run_workers
 from refract.kernel.clock import SystemClock
+from refract.runtime.client_address import hashes_with
+from refract.runtime.distributed.cache import DistributedCache
 from refract.runtime.distributed.database import PostgresDatabase
 from refract.runtime.distributed.event_bus import RabbitBus
+from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
 from refract.runtime.distributed.redis_connection import RedisConnection
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
-from refract.runtime.readiness import Check
 from refract.runtime.service import Foundation
-from refract.runtime.settings import EngineSettings, ProcessSettings, RedisSettings, check_service_name
+from refract.runtime.settings import (
+    EngineSettings,
+    ProcessSettings,
+    RedisSettings,
+    check_service_name,
+    derived_secret,
+)
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import WIRE_NAME
+from refract.services.gateway.domain.limits import RouteLimits
+from refract.services.gateway.http import Limits
 from refract.services.gateway.service import build_gateway
-from refract.services.gateway.settings import GatewaySettings
+from refract.services.gateway.settings import GatewaySettings, LimitSettings
+from refract.services.links.settings import LinksSettings
 
 
 async def run(name: str, environment: Environment) -> None:
@@ -31,16 +43,27 @@ async def run(name: str, environment: Environment) -> None:
     check_service_name(environment, entry.wire_name)
     settings = ProcessSettings.from_environment(environment)
     engines = EngineSettings.from_environment(environment, entry.needs)
-    if entry.has_database:
-        configure_logging(entry.wire_name, settings.log_level, sys.stdout)
-        await _run_service(entry, settings, engines)
+    own_settings = read_settings(name, environment, Defaults()) if entry.has_database else None
+    targets = None if entry.has_database else GatewaySettings.from_environment(environment)
+    limits = LimitSettings.from_environment(environment)
+    salt = environment.text("CLICK_SALT", derived_secret(settings.jwt_secrets[0], "CLICK_SALT"))
+    place = Place.taken()
+    configure_logging(entry.wire_name, settings.log_level, sys.stdout)
+    if place is None and settings.workers > 1:
+        await run_workers(name, settings)
+    elif targets is None:
+        await _run_service(entry, settings, engines, own_settings, place)
     else:
-        targets = GatewaySettings.from_environment(environment)
-        configure_logging(entry.wire_name, settings.log_level, sys.stdout)
-        await _run_gateway(settings, engines, targets)
+        await _run_gateway(settings, engines, targets, RouteLimits(limits.per_minute, hashes_with(salt)), place)
 
 
-async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: EngineSettings) -> None:
+async def _run_service(
+    entry: ServiceEntry,
+    settings: ProcessSettings,
+    engines: EngineSettings,
+    own_settings: LinksSettings | None,
+    place: Place | None,
+) -> None:
     assert engines.database_dsn is not None, "every service with a database has read where it is"
     assert engines.rabbitmq_url is not None, "and where the bus is"
     metrics = Metrics()
@@ -49,7 +72,8 @@ async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: 
             "database", PostgresDatabase.open(engines.database_dsn, service=entry.wire_name)
         )
         await supervisor.unless_stopping(migrate(entry.name, engines.database_dsn))
-        checks = await _open_redis(supervisor, engines.redis)
+        redis = await _open_redis(supervisor, engines.redis)
+        cache = None if redis is None else await supervisor.open("cache", _connected(DistributedCache(redis)))
         bus = await supervisor.open("bus", _connected(RabbitBus(engines.rabbitmq_url)))
         foundation = Foundation(
             database=database,
@@ -59,39 +83,55 @@ async def _run_service(entry: ServiceEntry, settings: ProcessSettings, engines: 
             tokens=TokenVerifier(settings.jwt_secrets, SystemClock()),
             outbox_retention=settings.outbox_retention,
             trusted_proxies=settings.trusted_proxies,
-            checks=checks,
+            checks={} if redis is None else {"redis": redis.ping},
         )
-        service = BUILDERS[entry.name](foundation)
+        service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, cache))
         await service.join(supervisor)
-        await listen(supervisor, entry.wire_name, service.application, settings, metrics, SERVICE_LIMITS)
+        await listen(
+            supervisor,
+            entry.wire_name,
+            service.application,
+            settings,
+            metrics,
+            LINKS_LIMITS if entry.name == "links" else SERVICE_LIMITS,
+            fast_path=service.fast_path,
+            place=place,
+        )
         await supervisor.wait()
 
 
-async def _run_gateway(settings: ProcessSettings, engines: EngineSettings, targets: GatewaySettings) -> None:
+async def _run_gateway(
+    settings: ProcessSettings,
+    engines: EngineSettings,
+    targets: GatewaySettings,
+    limits: RouteLimits,
+    place: Place | None,
+) -> None:
     metrics = Metrics()
     async with Supervisor() as supervisor:
-        checks = await _open_redis(supervisor, engines.redis)
+        redis = await _open_redis(supervisor, engines.redis)
         gateway = build_gateway(
             Proxy(targets.urls),
-            ready=checks,
+            ready={} if redis is None else {"redis": redis.ping},
             metrics=metrics,
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
+            limits=None if redis is None else Limits(DistributedRateLimiter(redis), limits),
         )
         await supervisor.start("proxy", _nothing_to_start, gateway.stop)
-        await listen(supervisor, WIRE_NAME, gateway.application, settings, metrics, GATEWAY_LIMITS)
+        await listen(supervisor, WIRE_NAME, gateway.application, settings, metrics, GATEWAY_LIMITS, place=place)
         # After the port is open: services that wait for the gateway must not wait for one another.
         await supervisor.unless_stopping(gateway.check_services())
         await supervisor.wait()
 
 
-async def _open_redis(supervisor: Supervisor, redis: RedisSettings | None) -> dict[str, Check]:
+async def _open_redis(supervisor: Supervisor, redis: RedisSettings | None) -> RedisConnection | None:
     """Redis may be away at the start: it is waited for in the background."""
     if redis is None:
-        return {}
+        return None
     connection = RedisConnection(f"{redis.host}:{redis.port}", password=redis.password)
-    await supervisor.open("redis", _connected(connection))
-    return {"redis": connection.ping}
+    opened: RedisConnection = await supervisor.open("redis", _connected(connection))
+    return opened
 
 
 async def _nothing_to_start() -> None:

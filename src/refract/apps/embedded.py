@@ -32,6 +32,9 @@ from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
 from refract.services.links.redirect.fast import FastRedirect
 
+COPIES = 10_000
+"""Of links, in the cache: the redirect has its own memory in the same process, and needs few."""
+
 
 async def serve(environment: Environment, data_dir: Path) -> None:
     """Run everything until a signal comes."""
@@ -53,7 +56,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
     defaults = Defaults(_address(settings), salt, directory.spool)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
-    clock, cache = SystemClock(), EmbeddedCache()
+    clock, cache = SystemClock(), EmbeddedCache(capacity=COPIES)
     tokens = TokenVerifier(settings.jwt_secrets, clock)
     limits = Limits(
         EmbeddedRateLimiter(), RouteLimits(LimitSettings.from_environment(environment).per_minute, hashes_with(salt))

@@ -1,6 +1,7 @@
 """Builds the rooms of links into one service."""
 
 import secrets
+from collections.abc import Sequence
 
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.ports import Cache, Database
@@ -23,7 +24,7 @@ from refract.services.links.http.routes import link_routes
 from refract.services.links.ports import SafetyCheck
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.views import LinkViews
-from refract.services.links.reactions import QUEUES, invalidations
+from refract.services.links.reactions import QUEUES, hear_changes, invalidations
 from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
@@ -49,7 +50,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     database, clock = foundation.database, foundation.clock
     lease = WorkerLease(database, clock)
     await lease.acquire()
-    safety = _safety(foundation, settings)
+    safety = await _safety(foundation, settings)
     sweeper = Sweeper(database, cache, clock)
     clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes))
     log = RequestLog(WIRE_NAME, settings.redirect_log_sample)
@@ -106,10 +107,12 @@ def _routes(
     )
 
 
-def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
+async def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
     checks: list[SafetyCheck] = []
     if settings.blocklist is not None:
-        checks.append(Blocklist(settings.blocklist, foundation.clock))
+        blocklist = Blocklist(settings.blocklist, foundation.clock)
+        await blocklist.load()  # now, so that a wrong path ends the start and does not block nothing
+        checks.append(blocklist)
     if settings.safe_browsing_key is not None:
         checks.append(SafeBrowsing(settings.safe_browsing_key, foundation.clock))
     return Safety(checks, fails_open=settings.safety_fails_open)
@@ -119,8 +122,19 @@ async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cac
     salt = settings.click_salt or await _kept_secret(foundation.database, "CLICK_SALT")
     memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
     memory.listen(cache)
+    lookup = Lookup(cache, foundation.database, foundation.clock)
+
+    def dropped(keys: Sequence[str]) -> None:
+        memory.hear(keys)
+        lookup.hear(keys)
+
+    def gap() -> None:
+        memory.empty()
+        lookup.hear_gap()
+
+    await hear_changes(foundation.bus, dropped, gap)
     return Redirects(
-        Lookup(cache, foundation.database, foundation.clock),
+        lookup,
         memory,
         clicks,
         Visitors(salt),

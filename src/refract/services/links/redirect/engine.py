@@ -26,7 +26,8 @@ from refract.services.links.settings import Durability
 
 log = logging.getLogger(__name__)
 
-LINKS_IN_MEMORY = 200_000
+LINKS_IN_MEMORY = 120_000
+"""About a kilobyte each."""
 
 SAME_ANSWER = MAX_AGE + FRESH_SECONDS
 """Seconds: a link that expires sooner has another `max-age` in every answer, and is not kept as bytes."""
@@ -38,15 +39,19 @@ _FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
 class Prepared:
     """An active link: its answer as bytes, the beginning of its clicks, and how long both may be used."""
 
-    __slots__ = ("click", "fields", "first_line", "fresh_until", "record", "stale_until", "status")
+    __slots__ = ("click", "fields", "first_line", "fresh_until", "stale_until", "status")
 
     def __init__(self, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> None:
-        self.record = record
         self.status = answer.status
         self.first_line = _FIRST_LINES[answer.status]
         self.fields = answer.fields()
         self.click = link_part(record)
         self.fresh_until, self.stale_until = lifetimes
+
+    def answer(self) -> Answer:
+        """The same as a value, for the slow path."""
+        lines = self.fields.split(b"\r\n")[:-1]
+        return Answer(self.status, tuple((name, value) for name, _, value in (line.partition(b": ") for line in lines)))
 
 
 class Redirects:
@@ -74,41 +79,48 @@ class Redirects:
         self, method: bytes, code: str, fields: Mapping[bytes, bytes], query: bytes, *, client: str, correlation_id: str
     ) -> Answer:
         """The answer to a request, once its click is safe: the slow twin of the fast path."""
+        ticket = self.memory.ticket
         try:
             found: Found = await self.lookup.find(code)
         except Unavailable as error:
             found = error
-        answer, record = self.decide(code, found, fields)
-        if record is not None and counts(method, fields):
-            visitor = self.visitors.of(client)
+        decided = self.decide(code, found, fields, ticket)
+        if isinstance(decided, Answer):
+            return decided
+        if counts(method, fields):
             self.moment.look()
-            visit = self.visit_part(fields, query, visitor)
-            click, _ = self.click(link_part(record), visit, correlation_id.encode())
+            visit = self.visit_part(fields, query, self.visitors.of(client))
+            click, _ = self.click(decided.click, visit, correlation_id.encode())
             if self.waits:
                 await self.clicks.recorded(click)
             else:
                 self.clicks.record_later(click)
-        return answer
+        return decided.answer()
 
-    def decide(self, code: str, found: Found, fields: Mapping[bytes, bytes]) -> tuple[Answer, LinkRecord | None]:
-        """The answer to what a look-up came to, and the record if it redirects."""
-        now = self.clock.now()
+    def decide(self, code: str, found: Found, fields: Mapping[bytes, bytes], ticket: int) -> Prepared | Answer:
+        """What a look-up came to: a link to follow, which is remembered, or the answer that there is none."""
+        name = code.encode()
         if isinstance(found, Unavailable):
-            stale = self.memory.stale(code.encode())
+            stale = self.memory.stale(name)
             if stale is None:
                 log.warning("a link cannot be looked up: %s", found)
-                return unavailable(wants_page=_wants_page(fields)), None
-            found = stale.record
-        if found is None or found.effective_status(now) is not Status.ACTIVE:
-            return refusal(found, now, wants_page=_wants_page(fields)), None
-        return redirecting(found, now), found
+                return unavailable(wants_page=_wants_page(fields))
+            return stale
+        now = self.clock.now()
+        if found is None:
+            self.memory.keep_absent(name, ticket)
+        elif found.effective_status(now) is Status.ACTIVE:
+            return self._prepare(found, redirecting(found, now), ticket)
+        else:
+            self.memory.forget(name)  # or it could be followed again while the database is away
+        return refusal(found, now, wants_page=_wants_page(fields))
 
-    def prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
+    def _prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
         """The answer as bytes, kept for the next who asks unless it would be another one by then."""
-        left = record.seconds_left(self.clock.now())
+        code, left = record.short_code.encode(), record.seconds_left(self.clock.now())
         prepared = Prepared(record, answer, self.memory.lifetimes(left))
         if left is None or left >= SAME_ANSWER:
-            self.memory.keep(record.short_code.encode(), prepared, ticket)
+            self.memory.keep(code, prepared, ticket)
         return prepared
 
     def visit_part(self, fields: Mapping[bytes, bytes], query: bytes, visitor: Visitor) -> bytes:

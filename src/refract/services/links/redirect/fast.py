@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _CODE = re.compile(rb"[A-Za-z0-9-]{1,50}\Z")
 _VISITORS = 65_536
 _LIMITED = limited()
+_NAMING_NOTHING = frozenset({b"keep-alive", b"close"})
 
 
 class HeldRedirect(HeldAnswer):
@@ -85,7 +86,7 @@ class FastRedirect(FastPath):
         if method != b"GET" and method != b"HEAD":  # noqa: PLR1714  # cheaper than a set
             return None
         fields = dict(headers)
-        if len(fields) != len(headers):
+        if len(fields) != len(headers) or not target.startswith(b"/") or self._takes_away(fields):
             return None  # a field that came twice is for somebody with more time
         path, query, code = target, b"", target[1:]
         link = self._entries.get(code)
@@ -117,6 +118,8 @@ class FastRedirect(FastPath):
         fields = dict(headers)
         if len(fields) != len(headers) or b"x-correlation-id" in fields or is_prefetch(fields):
             return None
+        if self._takes_away(fields):
+            return None
         visitor = self._meet(peer, fields)
         return visitor, self._redirects.visit_part(fields, b"", visitor)
 
@@ -144,9 +147,15 @@ class FastRedirect(FastPath):
         """The path, the query and the code, where it can be one."""
         path, _, query = target.partition(b"?")
         code = path[3:] if self._at_gateway and path.startswith(b"/r/") else path[1:]
-        if _CODE.match(code) is None or is_reserved(code.decode("ascii")):
+        if _CODE.match(code) is None or is_reserved(code.decode("ascii")) or b"#" in query:
             return None
         return path, query, code
+
+    def _takes_away(self, fields: dict[bytes, bytes]) -> bool:
+        """Whether `Connection` names fields, which the gateway would not pass on."""
+        if not self._at_gateway or b"connection" not in fields:
+            return False
+        return fields[b"connection"].lower() not in _NAMING_NOTHING
 
     def _answer(
         self,
@@ -203,16 +212,14 @@ class FastRedirect(FastPath):
         redirects = self._redirects
         fields, query, visitor, limits = asked
         try:
-            answer, record = redirects.decide(code, found, fields)
-            if record is not None:
-                self._answer(held, redirects.prepare(record, answer, ticket), fields, query, visitor, limits)
+            decided = redirects.decide(code, found, fields, ticket)
+            if isinstance(decided, Prepared):
+                self._answer(held, decided, fields, query, visitor, limits)
                 return
-            if found is None:
-                redirects.memory.keep_absent(code.encode(), ticket)
         except Exception:
             log.exception("a redirect failed")
-            answer = failed(wants_page=False)
-        self._fail(held, answer, fields, limits)
+            decided = failed(wants_page=False)
+        self._fail(held, decided, fields, limits)
 
     def _fail(self, held: HeldRedirect, answer: Answer, fields: dict[bytes, bytes], limits: bytes) -> None:
         """Answer without a click."""

@@ -13,7 +13,12 @@ def redirect_route(redirects: Redirects) -> Any:
     """GET and HEAD of a short code."""
 
     @route(
-        "/{code:str}", http_method=["GET", "HEAD"], status_code=301, summary="Follow a short link", tags=["redirect"]
+        "/{code:str}",
+        http_method=["GET", "HEAD"],
+        status_code=301,
+        summary="Follow a short link",
+        tags=["redirect"],
+        response_description="Where the link leads",
     )
     async def follow(request: Request[Any, Any, Any], code: FromPath[str]) -> ASGIApp:
         scope = request.scope

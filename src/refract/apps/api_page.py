@@ -1,0 +1,231 @@
+"""The page about the API that a person reads, made from the services' OpenAPI documents."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from refract.apps.directory import SERVICES
+from refract.services.gateway.api import ROUTES, Route
+
+Document = Mapping[str, Any]
+
+_INTRODUCTION = """\
+# API
+
+Generated from the code by `make api`; a test compares the two. Each service also serves its own document at
+`/docs/openapi.json`.
+
+Paths are those of the gateway, where everybody enters; a service itself knows them without `/api`. A token goes into
+the header `Authorization: Bearer <token>`. Bodies are JSON, and every error is `{"error": "<message>"}`.
+"""
+_METHODS = ("get", "post", "put", "patch", "delete")
+_TOKENS = {
+    "none": "no",
+    "optional": "if you have one",
+    "required": "yes",
+    "administrator": "an administrator's",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path of a service, and the rows of the gateway that lead to it."""
+
+    methods: str
+    path: str
+    description: Document
+    routes: tuple[Route, ...]
+
+    @property
+    def title(self) -> str:
+        """Method and path, as the public writes them where it can."""
+        return f"{self.methods} {self.routes[0].path if self.routes else self.path}"
+
+    @property
+    def paths(self) -> str:
+        """All public paths."""
+        return ", ".join(f"`{route.path}`" for route in self.routes) or f"`{self.path}` (inside only)"
+
+    @property
+    def bodies(self) -> list[Document]:
+        """What may be sent, for each media type."""
+        return list(self.description.get("requestBody", {}).get("content", {}).values())
+
+    @property
+    def token(self) -> str:
+        """Whether a token is needed."""
+        return _TOKENS[self.routes[0].token] if self.routes else ""
+
+
+def render_page(documents: Mapping[str, Document]) -> str:
+    """The whole page as Markdown."""
+    blocks = [_INTRODUCTION]
+    for name, document in sorted(documents.items()):
+        operations = list(_operations(name, document))
+        schemas = document.get("components", {}).get("schemas", {})
+        blocks.append(f"## {name}\n\n`{SERVICES[name].wire_name}`, described by [{name}.json]({name}.json).\n")
+        blocks.append(_overview(operations))
+        blocks += [_section(operation, schemas) for operation in operations]
+        shown = {_reference(content["schema"]) for operation in operations for content in operation.bodies}
+        records = [(title, schema) for title, schema in sorted(schemas.items()) if title not in shown]
+        if records:
+            blocks.append(f"### Records of {name}\n")
+            blocks += [_record(title, schema) for title, schema in records]
+    return "\n".join(blocks)
+
+
+def _operations(name: str, document: Document) -> Iterator[Operation]:
+    for path, methods in sorted(document["paths"].items()):
+        for method in _METHODS:
+            if method in methods:
+                shown = "GET, HEAD" if method == "get" and "head" in methods else method.upper()
+                routes = tuple(
+                    route
+                    for route in ROUTES
+                    if route.target == name and route.forward == path and method.upper() in route.methods
+                )
+                yield Operation(shown, path, methods[method], routes)
+
+
+def _overview(operations: Iterable[Operation]) -> str:
+    rows = [
+        (each.methods, each.paths, each.token, f"[{each.description.get('summary', '')}](#{_anchor(each.title)})")
+        for each in operations
+    ]
+    return _table(("method", "path", "token", "what it does"), rows)
+
+
+def _section(operation: Operation, schemas: Mapping[str, Document]) -> str:
+    description = operation.description
+    lines = [
+        f"### {operation.title}\n",
+        f"{description.get('summary', '')}. {description.get('description', '')}".strip(),
+    ]
+    parts = ["\n".join(lines) + "\n"]
+    parameters = [
+        (
+            f"`{each['name']}`",
+            each["in"],
+            _type(each.get("schema", {})),
+            "yes" if each.get("required") else "",
+            _cell(each.get("description", "")),
+        )
+        for each in sorted(description.get("parameters") or (), key=lambda each: (each["in"] != "path", each["name"]))
+    ]
+    if parameters:
+        parts.append(_table(("parameter", "in", "type", "required", ""), parameters))
+    for content in operation.bodies:
+        reference = _reference(content["schema"])
+        parts.append("The body:\n")
+        parts.append(_fields(schemas[reference]) if reference else f"{_type(content['schema'])}\n")
+        parts += [_example(example) for example in content["schema"].get("examples", ())]
+    answers = [
+        (status, _answered(answer), _cell(answer.get("description", "")))
+        for status, answer in sorted(description.get("responses", {}).items())
+    ]
+    parts.append(_table(("answer", "body", ""), answers))
+    parts += [_example(example) for example in _good_examples(description)[:1]]
+    return "\n".join(parts)
+
+
+def _good_examples(description: Document) -> list[Any]:
+    """Examples of answers to a request that succeeds."""
+    return [
+        example["value"]
+        for status, answer in sorted(description.get("responses", {}).items())
+        if status.startswith("2")
+        for content in answer.get("content", {}).values()
+        for example in content.get("examples", {}).values()
+    ]
+
+
+def _example(value: Any) -> str:
+    return f"```json\n{json.dumps(value, indent=2, ensure_ascii=False)}\n```\n"
+
+
+def _answered(answer: Document) -> str:
+    kinds = []
+    for media_type, content in sorted(answer.get("content", {}).items()):
+        schema = content.get("schema", {})
+        kinds.append(_type(schema) if media_type == "application/json" else f"`{media_type}`")
+    return " or ".join(kinds)
+
+
+def _record(title: str, schema: Document) -> str:
+    parts = [f"#### {title}\n"]
+    if "description" in schema:
+        parts.append(f"{schema['description']}\n")
+    parts.append(_fields(schema) if schema.get("properties") else f"{_type(schema)}\n")
+    return "\n".join(parts)
+
+
+def _fields(schema: Document) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (f"`{name}`", _type(field), "yes" if name in required else "", _cell(field.get("description", "")))
+        for name, field in schema.get("properties", {}).items()
+    ]
+    return _table(("field", "type", "required", ""), rows)
+
+
+def _reference(schema: Document) -> str | None:
+    """The name of the record that a schema stands for."""
+    (inner,) = schema["allOf"] if len(schema.get("allOf", ())) == 1 else (schema,)
+    reference: str | None = inner.get("$ref")
+    return reference and reference.rpartition("/")[2]
+
+
+def _type(schema: Document) -> str:
+    """A schema in a few words."""
+    name = _reference(schema)
+    if name:
+        return f"[{name}](#{_anchor(name)})"
+    choices = schema.get("oneOf") or schema.get("anyOf")
+    if choices:
+        return " or ".join(_type(choice) for choice in choices)
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"]) + _default(schema)
+    kind = str(schema.get("type", "anything"))
+    if kind == "array":
+        words = f"list of {_type(schema.get('items', {}))}"
+    elif "format" in schema:
+        words = f"{kind} ({schema['format']})"
+    else:
+        words = kind
+    return f"{words}{_bounds(schema)}"
+
+
+def _bounds(schema: Document) -> str:
+    words = ""
+    for low, high, unit in (("minimum", "maximum", ""), ("minLength", "maxLength", " characters")):
+        if low in schema and high in schema:
+            words += f", {schema[low]} to {schema[high]}{unit}"
+        elif low in schema:
+            words += f", from {schema[low]}{unit}"
+        elif high in schema:
+            words += f", up to {schema[high]}{unit}"
+    return words + _default(schema)
+
+
+def _default(schema: Document) -> str:
+    default = schema.get("default")
+    if default is None or default == "":
+        return ""
+    return f"; `{default if isinstance(default, str) else json.dumps(default)}` by default"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _anchor(title: str) -> str:
+    """What a heading is linked by."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
