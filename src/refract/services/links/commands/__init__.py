@@ -1,0 +1,1 @@
+"""What can be done to links: one use case, one transaction, the event inside it."""

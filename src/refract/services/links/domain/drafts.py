@@ -1,0 +1,147 @@
+"""What somebody wants to have shortened: as it was asked for, and as it stands once it has been checked."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import ClassVar, Self
+
+import msgspec
+
+from refract.kernel.errors import Invalid, Kind, RefractError
+from refract.services.links.domain.codes import check_alias
+from refract.services.links.domain.destinations import Destination, OwnDomains, read_destination
+from refract.services.links.domain.link import NOTES_LENGTH, REDIRECT_STATUSES, TAG_LENGTH, TAGS, TITLE_LENGTH
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL_IN_NOTES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # which may have several lines
+_RFC3339 = re.compile(
+    r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
+)  # the parser below takes more than that
+
+
+class Unsafe(RefractError):
+    """A destination that nobody should be sent to."""
+
+    kind: ClassVar[Kind] = Kind.UNPROCESSABLE
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"url is flagged as unsafe: {reason}")
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to shorten, unchecked but for its types."""
+
+    url: str | None = None
+    custom_code: str | None = None
+    expires_at: str | None = None
+    title: str | None = None
+    notes: str | None = None
+    tags: list[str] | None = None
+    redirect_status: int | None = None
+    stats_public: bool | None = None
+    force_new: bool = False
+
+    @classmethod
+    def of(cls, row: object) -> Self:
+        """One row of a list of wishes: a URL, or an object with the fields of a wish."""
+        if isinstance(row, str):
+            return cls(url=row)
+        if not isinstance(row, dict):
+            raise Invalid("a row must be a URL or an object")
+        try:
+            return msgspec.convert(row, cls)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).replace("`", "").partition(" - at ")
+            raise Invalid(f"{where.removeprefix('$.')}: {what[:1].lower()}{what[1:]}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checked wish. None leaves `redirect_status` and `stats_public` to the instance."""
+
+    destination: Destination
+    alias: str | None = None
+    expires_at: datetime | None = None
+    title: str = ""
+    notes: str = ""
+    tags: tuple[str, ...] = ()
+    redirect_status: int | None = None
+    stats_public: bool | None = None
+    force_new: bool = False
+
+    @classmethod
+    def of(cls, wish: Wish, own: OwnDomains, now: datetime) -> Self:
+        """Check a wish; Invalid says what is wrong with it."""
+        destination = read_destination(wish.url or "", own)
+        return cls(
+            destination=destination,
+            expires_at=None if wish.expires_at is None else checked_expiry(wish.expires_at, now),
+            alias=check_alias(wish.custom_code) if wish.custom_code else None,
+            title=checked_title(wish.title or ""),
+            notes=checked_notes(wish.notes or ""),
+            tags=checked_tags(wish.tags or ()),
+            redirect_status=None if wish.redirect_status is None else checked_redirect_status(wish.redirect_status),
+            stats_public=wish.stats_public,
+            force_new=wish.force_new,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it asks for nothing but a link to its URL, so that any such link will do (decision 5).
+
+        A value that is given counts as an option even where it is the default: a link that stands there already may
+        have been given another one since.
+        """
+        return not (self.alias or self.title or self.notes or self.tags or self.force_new) and (
+            self.expires_at is None and self.redirect_status is None and self.stats_public is None
+        )
+
+
+def checked_expiry(text: str, now: datetime) -> datetime:
+    """A moment after `now`, in UTC."""
+    if _RFC3339.fullmatch(text) is None:
+        raise Invalid("expires_at must be RFC3339 format")
+    try:
+        moment = msgspec.convert(text, datetime).astimezone(UTC)
+    except (msgspec.ValidationError, OverflowError):  # the 31st of February; the last hours of the year 9999
+        raise Invalid("expires_at must be RFC3339 format") from None
+    if moment <= now:
+        raise Invalid("expires_at must be in the future")
+    return moment
+
+
+def checked_title(text: str) -> str:
+    """A title of one line, without space around it."""
+    return _checked_text("title", text, TITLE_LENGTH, _CONTROL)
+
+
+def checked_notes(text: str) -> str:
+    """Notes of any number of lines, without space around them."""
+    return _checked_text("notes", text, NOTES_LENGTH, _CONTROL_IN_NOTES)
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Tags without space around them, each once, in the order in which the store returns them."""
+    checked = {_checked_text("a tag", tag, TAG_LENGTH, _CONTROL) for tag in tags}
+    if "" in checked:
+        raise Invalid("a tag must not be empty")
+    if len(checked) > TAGS:
+        raise Invalid(f"tags must be at most {TAGS}")
+    return tuple(sorted(checked))
+
+
+def checked_redirect_status(status: int) -> int:
+    """A status that sends a browser on."""
+    if status not in REDIRECT_STATUSES:
+        raise Invalid("redirect_status must be 301, 302, 307 or 308")
+    return status
+
+
+def _checked_text(name: str, text: str, length: int, refused: re.Pattern[str]) -> str:
+    text = text.strip()
+    if len(text) > length:
+        raise Invalid(f"{name} must be at most {length} characters")
+    if refused.search(text) is not None:
+        raise Invalid(f"{name} must not contain control characters")
+    return text

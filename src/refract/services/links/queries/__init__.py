@@ -1,0 +1,1 @@
+"""What an owner may read of links: one of them, or a page."""

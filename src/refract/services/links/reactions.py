@@ -1,0 +1,60 @@
+"""Changes as they come back from the bus: copies that outlived them, because somebody was away, are dropped again."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from refract.kernel.errors import PoisonMessage
+from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
+from refract.runtime.messages import Binding, Message, Queue
+from refract.runtime.ports import Cache, EventBus, Transaction
+from refract.runtime.service import Reaction
+from refract.services.links.api import UrlDeleted, UrlUpdated
+
+INVALIDATIONS = Queue(
+    "links.invalidations",
+    tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlUpdated, UrlDeleted)),
+)
+
+QUEUES = (INVALIDATIONS,)
+
+_decoder = EventDecoder(UrlUpdated, UrlDeleted)
+
+
+def invalidations(cache: Cache) -> Reaction:
+    """Drops the copy of every link that was changed or deleted, and goes on trying until the cache has heard it."""
+
+    async def drop(_tx: Transaction, events: Sequence[Event]) -> None:
+        await cache.drop(_orders(events))
+        # A drop fails nobody; whether it was heard is seen by whether the cache answers. If not, these come again.
+        await cache.ping()
+
+    return Reaction(INVALIDATIONS, _decoder, drop)
+
+
+async def hear_changes(
+    bus: EventBus,
+    dropped: Callable[[Sequence[str]], None],
+    gap: Callable[[], None],
+    *,
+    bindings: Collection[Binding] = INVALIDATIONS.bindings,
+) -> None:
+    """Tell this process of every change by its cache key: the second road of a drop, while the cache is away."""
+
+    def hear(message: Message) -> None:
+        try:
+            events = _decoder.decode(message.routing_key, message.body)
+        except PoisonMessage:
+            gap()  # something changed, in a form that we do not know
+        else:
+            dropped(list(_orders(events)))
+
+    await bus.listen(bindings, hear, gap)
+
+
+def _orders(events: Sequence[Event]) -> dict[str, int]:
+    """The cache keys of the links that events are about, each with the highest order."""
+    orders: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, UrlUpdated | UrlDeleted):
+            key = f"url:{event.short_code}"
+            orders[key] = max(event.order, orders.get(key, 0))
+    return orders

@@ -1,0 +1,183 @@
+"""docs/api is what the code generates, completely and every time."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+
+from refract.apps.api_documents import generate, write
+from refract.apps.api_page import render_page
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "api"
+METHODS = ("get", "post", "put", "patch", "delete")
+
+DOCUMENT: dict[str, Any] = {
+    "paths": {
+        "/urls": {
+            "get": {
+                "summary": "List links",
+                "description": "Page by page.",
+                "parameters": [
+                    {"name": "sort", "in": "query", "schema": {"type": "string", "enum": ["a", "b"], "default": "a"}},
+                    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 20}},
+                ],
+                "responses": {
+                    "200": {
+                        "description": "A page.",
+                        "content": {
+                            "application/json": {
+                                "schema": {"$ref": "#/components/schemas/Page"},
+                                "examples": {"one": {"value": {"urls": []}}},
+                            }
+                        },
+                    },
+                    "400": {"description": "One | another.", "content": {}},
+                },
+            },
+            "head": {"summary": "List links", "responses": {}},
+        },
+        "/urls/{code}": {
+            "patch": {
+                "summary": "Change a link",
+                "parameters": [
+                    {"name": "X-Key", "in": "header", "schema": {"type": "string", "minLength": 1, "maxLength": 9}},
+                    {"name": "code", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 50}},
+                ],
+                "requestBody": {
+                    "content": {
+                        "application/json": {
+                            "schema": {
+                                "allOf": [{"$ref": "#/components/schemas/Body"}],
+                                "examples": [{"title": "Été"}],
+                            }
+                        }
+                    }
+                },
+                "responses": {"200": {"description": "It.", "content": {"image/png": {"schema": {"type": "string"}}}}},
+            }
+        },
+        "/inside": {"get": {"summary": "For us", "responses": {}}},
+    },
+    "components": {
+        "schemas": {
+            "Page": {
+                "description": "Some links.",
+                "properties": {
+                    "urls": {"type": "array", "items": {"type": "string", "format": "uri"}},
+                    "next": {"oneOf": [{"type": "string"}, {"type": "null"}]},
+                    "anything": {},
+                },
+                "required": ["urls"],
+            },
+            "Body": {"properties": {"force": {"type": "boolean", "default": False, "description": "Always."}}},
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    return uvloop.run(generate())
+
+
+def test_the_documents_are_what_the_code_generates(generated: dict[str, str]) -> None:
+    there = {path.name: path.read_text() for path in FOLDER.iterdir()} if FOLDER.exists() else {}
+    assert there == generated, "docs/api is out of date: run `make api`"
+
+
+def test_the_documents_are_the_same_every_time(generated: dict[str, str], tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "refract.apps.api_documents", str(tmp_path / "api")],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+    assert {path.name: path.read_text() for path in (tmp_path / "api").iterdir()} == generated
+
+
+def test_only_services_with_routes_have_a_document(generated: dict[str, str]) -> None:
+    assert "links.json" in generated
+    for name, text in generated.items():
+        if name.endswith(".json"):
+            paths = msgspec.json.decode(text)["paths"]
+            assert paths
+            assert not paths.keys() & {"/health", "/ready", "/metrics"}
+
+
+def test_the_page_has_every_operation(generated: dict[str, str]) -> None:
+    page = generated["README.md"]
+    for name, text in generated.items():
+        if name.endswith(".json"):
+            operations = [
+                (method, path, methods[method])
+                for path, methods in msgspec.json.decode(text)["paths"].items()
+                for method in METHODS
+                if method in methods
+            ]
+            for method, path, operation in operations:
+                assert re.search(rf"^### {method.upper()}(, HEAD)? (/api|/r)?{re.escape(path)}$", page, re.MULTILINE)
+                assert operation.get("summary"), f"{method} {path} does not say what it does"
+                assert f"[{operation['summary']}](#" in page
+
+
+def test_every_link_in_the_page_leads_somewhere(generated: dict[str, str]) -> None:
+    page = generated["README.md"]
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9_\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]*)\)", page)) <= anchors
+    assert set(re.findall(r"\]\(([^#)]*)\)", page)) <= generated.keys()
+
+
+def test_what_no_longer_belongs_there_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    write(tmp_path, {"new.json": "{}\n"})
+    assert {path.name for path in tmp_path.iterdir()} == {"new.json", "notes.txt"}
+
+
+def test_a_wrong_call_says_how_it_is_called() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "refract.apps.api_documents"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (1, "usage: python -m refract.apps.api_documents FOLDER\n")
+
+
+def test_the_page_shows_paths_as_the_public_writes_them() -> None:
+    page = render_page({"links": DOCUMENT})
+    assert "| GET, HEAD | `/api/urls` | yes | [List links](#get-head-apiurls) |" in page
+    assert "| PATCH | `/api/urls/{code}` | yes | [Change a link](#patch-apiurlscode) |" in page
+    assert "| GET | `/inside` (inside only) |  | [For us](#get-inside) |" in page
+    assert "### GET, HEAD /api/urls\n\nList links. Page by page.\n" in page
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `sort` | query | `a`, `b`; `a` by default |  |  |",
+        "| `limit` | query | integer, from 1; `20` by default |  |  |",
+        "| `code` | path | string, up to 50 characters | yes |  |\n| `X-Key` | header | string, 1 to 9 characters |  |",
+        "| `force` | boolean; `false` by default |  | Always. |",
+        "| 200 | [Page](#page) | A page. |\n| 400 |  | One \\| another. |",
+        "| 200 | `image/png` | It. |",
+        "| `urls` | list of string (uri) | yes |  |",
+        "| `next` | string or null |  |  |",
+        "| `anything` | anything |  |  |",
+        "#### Page\n\nSome links.\n\n| field |",
+        '```json\n{\n  "title": "Été"\n}\n```',
+        '```json\n{\n  "urls": []\n}\n```',
+    ],
+)
+def test_the_page_says_what_is_taken_and_given(row: str) -> None:
+    page = render_page({"links": DOCUMENT})
+    assert row in page
+    assert "#### Body" not in page  # its fields stand where it is sent

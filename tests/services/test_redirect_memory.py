@@ -1,0 +1,172 @@
+"""L1: what is kept, for how long, what goes first, and that a slow fill never undoes a drop."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from refract.runtime.embedded.cache import EmbeddedCache
+from refract.services.links.redirect import memory as memory_module
+from refract.services.links.redirect.memory import Memory
+from tests.support.clocks import ManualClock
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the redirect would keep, cut down to a name."""
+
+    name: str
+    fresh_until: float = 60.0
+    stale_until: float = 3600.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def memory(clock: ManualClock) -> Memory[Entry]:
+    return Memory(100, clock.monotonic, absent_capacity=100)
+
+
+def keep(memory: Memory[Entry], name: str) -> None:
+    assert memory.keep(name.encode(), Entry(name), memory.ticket)
+
+
+def test_what_is_kept_is_found_in_one_dictionary_that_stays(memory: Memory[Entry]) -> None:
+    look = memory.entries.get
+    keep(memory, "a")
+    assert look(b"a") == Entry("a")
+    memory.empty()
+    assert look(b"a") is None
+    keep(memory, "b")
+    assert look(b"b") == Entry("b")
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "fresh", "stale"),
+    [(None, 60.0, 3600.0), (10.0, 10.0, 10.0), (60.0, 60.0, 60.0), (100.0, 60.0, 100.0), (1e9, 60.0, 3600.0)],
+)
+def test_an_entry_is_fresh_for_a_minute_and_never_beyond_the_expiry(
+    memory: Memory[Entry], clock: ManualClock, seconds_left: float | None, fresh: float, stale: float
+) -> None:
+    clock.advance(1000)
+    assert memory.lifetimes(seconds_left) == (1000 + fresh, 1000 + stale)
+
+
+def test_the_memory_is_bounded_and_what_was_put_in_again_stays(memory: Memory[Entry]) -> None:
+    keep(memory, "used")
+    for number in range(1_000):
+        keep(memory, f"flood {number}")
+        if number % 50 == 0:
+            keep(memory, "used")
+        assert len(memory.entries) <= 100
+        assert b"used" in memory.entries
+    assert set(memory.entries) - {b"used"} == {b"flood %d" % number for number in range(901, 1_000)}
+
+
+def test_a_scan_of_absent_codes_pushes_out_nothing_and_is_bounded(memory: Memory[Entry]) -> None:
+    for number in range(100):
+        keep(memory, f"good {number}")
+    for number in range(10_000):
+        assert memory.keep_absent(b"absent %d" % number, memory.ticket)
+    assert len(memory.entries) == 100
+    assert sum(memory.is_absent(b"absent %d" % number) for number in range(10_000)) == 100
+    assert memory.is_absent(b"absent 9999")
+
+
+def test_an_absent_code_is_forgotten_after_a_short_time(memory: Memory[Entry], clock: ManualClock) -> None:
+    memory.keep_absent(b"a", memory.ticket)
+    clock.advance(4.999)
+    assert memory.is_absent(b"a")
+    clock.advance(0.001)
+    assert not memory.is_absent(b"a")
+    assert not memory.is_absent(b"never asked")
+
+
+def test_present_and_absent_exclude_each_other(memory: Memory[Entry]) -> None:
+    memory.keep_absent(b"a", memory.ticket)
+    keep(memory, "a")
+    assert not memory.is_absent(b"a")
+    memory.keep_absent(b"a", memory.ticket)
+    assert b"a" not in memory.entries
+
+
+def test_a_stale_entry_is_there_until_its_time_is_over(memory: Memory[Entry], clock: ManualClock) -> None:
+    keep(memory, "a")
+    clock.advance(3599.9)
+    assert memory.stale(b"a") == Entry("a")
+    clock.advance(0.1)
+    assert memory.stale(b"a") is None
+    assert memory.stale(b"never asked") is None
+
+
+def test_what_was_found_out_of_date_is_not_used_as_stale(memory: Memory[Entry]) -> None:
+    keep(memory, "a")
+    memory.forget(b"a")
+    memory.forget(b"never asked")
+    assert memory.stale(b"a") is None
+    assert memory.keep(b"a", Entry("again"), memory.ticket)
+
+
+def test_what_was_dropped_is_gone_fresh_stale_and_absent(memory: Memory[Entry]) -> None:
+    keep(memory, "a")
+    keep(memory, "b")
+    memory.keep_absent(b"c", memory.ticket)
+    memory.drop(b"a")
+    memory.drop(b"c")
+    assert memory.stale(b"a") is None
+    assert set(memory.entries) == {b"b"}
+    assert not memory.is_absent(b"c")
+
+
+def test_a_fill_that_began_before_a_drop_is_not_kept(memory: Memory[Entry]) -> None:
+    before = memory.ticket
+    memory.drop(b"a")
+    assert not memory.keep(b"a", Entry("old"), before)
+    assert not memory.keep_absent(b"a", before)
+    assert memory.stale(b"a") is None
+    assert not memory.is_absent(b"a")
+    assert memory.keep(b"b", Entry("another code"), before)
+    keep(memory, "a")
+    assert not memory.keep(b"a", Entry("old"), before)
+    assert memory.entries[b"a"] == Entry("a")
+
+
+def test_a_fill_that_began_before_a_gap_is_not_kept(memory: Memory[Entry]) -> None:
+    keep(memory, "a")
+    memory.keep_absent(b"b", memory.ticket)
+    before = memory.ticket
+    memory.empty()
+    assert not memory.entries
+    assert not memory.is_absent(b"b")
+    for code in (b"a", b"b", b"c"):
+        assert not memory.keep(code, Entry("old"), before)
+        assert not memory.keep_absent(code, before)
+    keep(memory, "a")
+
+
+def test_drops_beyond_those_remembered_still_refuse_what_is_older(
+    memory: Memory[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "DROPS_REMEMBERED", 10)
+    before = memory.ticket
+    memory.drop(b"a")
+    between = memory.ticket
+    for number in range(50):
+        memory.drop(b"%d" % number)
+        assert len(memory._dropped) <= 10
+    assert not memory.keep(b"a", Entry("old"), before)
+    assert not memory.keep(b"5", Entry("old"), between)
+    keep(memory, "a")
+
+
+async def test_drops_of_the_cache_are_heard_and_other_keys_are_not_ours(memory: Memory[Entry]) -> None:
+    cache = EmbeddedCache()
+    memory.listen(cache)
+    keep(memory, "a")
+    keep(memory, "b")
+    before = memory.ticket
+    await cache.drop({"url:a": 3, "b": 1, "uri:b": 1})
+    assert set(memory.entries) == {b"b"}
+    assert not memory.keep(b"a", Entry("old"), before)
