@@ -16,7 +16,7 @@ from refract.runtime.metrics import Metrics
 from refract.runtime.web import build_app
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import OWN_PATHS
-from refract.services.gateway.domain import forwarded_headers
+from refract.services.gateway.domain.headers import forwarded_headers
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import GatewaySettings
 from tests.support.fronts import Front, mirror, send_answer, url_of

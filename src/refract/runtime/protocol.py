@@ -63,9 +63,10 @@ class Connection(RepeatedHeads):
         if self._deaf:
             return
         if len(data) <= PIECE_BYTES:
+            was_open = self._message_open  # if so, these bytes begin with the rest of another request
             self._answered_fast = False
             self._feed(data)
-            if self._answered_fast:
+            if self._answered_fast and not was_open:
                 self._learn(data)
             return
         self._unparsed = memoryview(data)  # there is no older rest, because until it is parsed nothing is read
