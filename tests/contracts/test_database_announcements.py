@@ -6,6 +6,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import ClassVar
 
+import pytest
+
+from refract.kernel.errors import Invalid, Unavailable
 from refract.kernel.events import LinkEvent, PlatformEvent
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Message
@@ -132,6 +135,47 @@ async def woken(database: Database, timeout: float) -> bool:
     began = loop.time()
     await database.announced(timeout)
     return loop.time() - began < timeout - 0.01  # uvloop counts whole milliseconds, and may be early by one
+
+
+async def test_a_post_is_a_transaction_of_its_own(database: Database) -> None:
+    await database.post(message(1))
+    await database.post(message(2), message(3))
+    await database.post()
+    rows = await database.fetch(OUTBOX)
+    assert [row["message_id"] for row in rows] == ["message-00001", "message-00002", "message-00003"]
+    assert rows[0]["payload"] == '{"n": 1}'
+    assert (rows[0]["published_at"], rows[0]["attempts"], rows[0]["mandatory"]) == (None, 0, True)
+
+
+async def test_of_a_post_that_fails_nothing_is_kept(database: Database) -> None:
+    with pytest.raises(Invalid):
+        await database.post(message(1), Message("exchange", "key", b"\xff", "message-2"))
+    await database.post(message(3))
+    assert [row["message_id"] for row in await database.fetch(OUTBOX)] == ["message-00003"]
+
+
+async def test_posts_and_transactions_take_turns(database: Database) -> None:
+    async def write(number: int) -> None:
+        async with database.transaction() as tx:
+            await tx.post(message(number))
+
+    await asyncio.gather(*(write(n) if n % 2 else database.post(message(n)) for n in range(40)))
+    assert [row["message_id"] for row in await database.fetch(OUTBOX)] == [f"message-{n:05}" for n in range(40)]
+
+
+async def test_a_post_wakes_whoever_waits(database: Database) -> None:
+    await database.announced(0.01)  # what was announced before the test
+    waiting = asyncio.create_task(database.announced(LONG))
+    await asyncio.sleep(0)
+    await database.post(message(1))
+    async with asyncio.timeout(LONG / 2):
+        await waiting
+
+
+async def test_a_closed_database_takes_no_post(database: Database) -> None:
+    await database.close()
+    with pytest.raises(Unavailable):
+        await database.post(message(1))
 
 
 async def test_a_commit_wakes_whoever_waits(database: Database) -> None:

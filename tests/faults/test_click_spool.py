@@ -19,6 +19,7 @@ from refract.kernel.errors import Unavailable
 from refract.runtime.distributed import pool
 from refract.runtime.distributed.database import PostgresDatabase
 from refract.runtime.embedded.database import EmbeddedDatabase
+from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
 from refract.services.links.redirect import clicks, shelter, spool
@@ -240,13 +241,13 @@ async def test_a_file_stays_until_all_of_it_is_committed(
     monkeypatch.setattr(clicks, "ROW_CLICKS", 1)
     writing = Writing(sqlite, directory)
     writing.spool.append([click(number) for number in range(4)])
-    transaction, transactions = writing.guarded.transaction, iter(range(100))
+    post, posts = writing.guarded.post, iter(range(100))
 
-    def fail_at_the_third() -> object:
-        writing.guarded.trouble = AWAY if next(transactions) == 2 else None
-        return transaction()
+    async def fail_at_the_third(*messages: Message) -> None:
+        writing.guarded.trouble = AWAY if next(posts) == 2 else None
+        await post(*messages)
 
-    monkeypatch.setattr(writing.guarded, "transaction", fail_at_the_third)
+    monkeypatch.setattr(writing.guarded, "post", fail_at_the_third)
     async with writing.running():
         await eventually(lambda: writing.guarded.trouble)
         assert await numbers(sqlite) == [0, 1]

@@ -10,8 +10,9 @@ from pathlib import Path
 from refract.kernel.clock import Clock, SystemClock
 from refract.kernel.events import EventDecoder
 from refract.runtime.fast_path import HeldAnswer
+from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
-from refract.runtime.ports import Database, Row, Transaction
+from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.links.api import UrlClicked
 from refract.services.links.redirect.clicks import ClickWriter
@@ -59,21 +60,20 @@ class GuardedDatabase:
         self.dialect = database.dialect
         self.fetch = database.fetch
         self.fetch_one = database.fetch_one
+        self.transaction = database.transaction
         self.announced = database.announced
         self.close = database.close
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
-        """A transaction of the database, up to its commit."""
-        async with self._database.transaction() as tx:
-            yield tx
-            self.waiting += 1
-            try:
-                await self.open.wait()
-            finally:
-                self.waiting -= 1
-            if self.trouble is not None:
-                raise self.trouble
+    async def post(self, *messages: Message) -> None:
+        """A post to the database, held up before it is made."""
+        self.waiting += 1
+        try:
+            await self.open.wait()
+        finally:
+            self.waiting -= 1
+        if self.trouble is not None:
+            raise self.trouble
+        await self._database.post(*messages)
         self._notes.append("commit")
 
     async def ping(self) -> None:

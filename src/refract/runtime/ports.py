@@ -54,6 +54,9 @@ class Database(Reads, Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Begin; commit at the end of the block, roll back when it raises."""
 
+    async def post(self, *messages: Message) -> None:
+        """Save messages in a transaction of their own: the short road of a group commit."""
+
     async def announced(self, timeout: float) -> None:
         """Return when something was announced, here or in another process, or after `timeout` seconds."""
 

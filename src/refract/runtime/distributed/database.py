@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from refract.kernel.errors import TimedOut, Unavailable
+from refract.kernel.errors import RefractError, TimedOut, Unavailable
 from refract.runtime.distributed.listening import Listener
 from refract.runtime.distributed.pool import ConnectionPool
 from refract.runtime.distributed.postgresql import (
@@ -22,6 +23,7 @@ from refract.runtime.distributed.postgresql import (
     translated,
 )
 from refract.runtime.environment import without_credentials
+from refract.runtime.messages import Message
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import OUTBOX_COLUMNS, Bell, Outgoing, outbox_rows
@@ -35,6 +37,12 @@ PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each attempt to connect at the start."""
 
 CHANNEL = "refract_outbox"
+
+LAST_WORDS = 1.0
+"""Seconds that the last call to other processes has, when we close."""
+
+NOTIFY_PAUSE = 0.1
+"""Seconds between two calls to other processes: under load one stands for all announcements in between."""
 
 PING = Statement("ping", "Asks for an answer.", "SELECT 1 AS answer")
 
@@ -52,8 +60,13 @@ class PostgresDatabase:
     def __init__(self, dsn: str, service: str) -> None:
         open_connection = partial(connect, dsn, service=service)
         self._pool = ConnectionPool(open_connection)
+        # Here a statement outside of a transaction may write, and is one itself: a post is a single round trip.
+        self._posts = ConnectionPool(partial(open_connection, reads_only=False), most=2, kept=0)
         self._bell = Bell()
-        self._listener = Listener(CHANNEL, open_connection, self._bell.ring)
+        self._listener = Listener(CHANNEL, open_connection, self._hear)
+        self._name = secrets.token_hex(8)
+        self._telling: asyncio.Task[None] | None = None
+        self._untold = False
 
     @classmethod
     async def open(cls, dsn: str, *, service: str, pauses: Sequence[float] = PAUSES) -> Self:
@@ -66,6 +79,7 @@ class PostgresDatabase:
             database = cls(dsn, service)
             try:
                 await database._pool.start()
+                await database._posts.start()
             except Unavailable as error:
                 await database.close()
                 reason = error.reason
@@ -99,6 +113,18 @@ class PostgresDatabase:
                 await transaction.commit()
             finally:
                 transaction.end("it has ended")
+        if transaction.announced:
+            self._tell()
+
+    async def post(self, *messages: Message) -> None:
+        """Save messages in a transaction of their own."""
+        if not messages:
+            return
+        columns = zip(*outbox_rows(messages), strict=True)
+        async with self._posts.connection() as connection:
+            with translated("post", refusals=REFUSES_WRITES):
+                await connection.execute(_INSERT_OUTBOX, *map(list, columns))
+        self._tell()
 
     async def announced(self, timeout: float) -> None:
         """Return when something was announced here or in another process, or after `timeout` seconds."""
@@ -112,7 +138,40 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Give everything back. What runs is finished first."""
         await self._listener.stop()
+        if (telling := self._telling) is not None:
+            await asyncio.wait([telling], timeout=LAST_WORDS)
+            telling.cancel()
+        await self._posts.close()
         await self._pool.close()
+
+    def _tell(self) -> None:
+        """Wake our own relay at once, and soon those of other processes."""
+        self._bell.ring()
+        self._untold = True
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell_others(), name="database notifier")
+
+    async def _tell_others(self) -> None:
+        """Not within the transaction: those that notify commit one after the other, and no two share a write to disk.
+
+        A call that is lost, because we are killed here or the server is away, is made good by the others' polling.
+        """
+        try:
+            while self._untold:
+                self._untold = False
+                async with self._posts.connection() as connection:
+                    with translated("notify"):
+                        await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, self._name)
+                await asyncio.sleep(NOTIFY_PAUSE)
+        except RefractError as error:
+            logger.debug("other processes not notified; they poll", extra={"error": str(error)})
+        finally:
+            self._telling = None
+
+    def _hear(self, payload: str | None) -> None:
+        """What we said ourselves is no news; without a payload some calls may have been missed."""
+        if payload != self._name:
+            self._bell.ring()
 
 
 class PostgresTransaction(Outgoing):
@@ -165,9 +224,9 @@ class PostgresTransaction(Outgoing):
             await self._connection.copy_records_to_table(table, columns=columns, records=records)
 
     async def commit(self) -> None:
-        """Keep everything; who announced something wakes the relays, which hear of it with the commit."""
+        """Keep everything."""
         async with self._step("commit"):
-            status = await self._connection.execute(f"NOTIFY {CHANNEL}; COMMIT" if self.announced else "COMMIT")
+            status = await self._connection.execute("COMMIT")
         if status != "COMMIT":
             raise Unavailable("database", f"the commit ended in {status}")
 

@@ -17,9 +17,12 @@ RECONNECT_PAUSE = 1.0
 
 
 class Listener:
-    """Calls `heard` for every notification, and after every connect, because some may have been missed before it."""
+    """Calls `heard` with the payload of every notification, and with None after every connect: some may have been
+    missed before it."""
 
-    def __init__(self, channel: str, connect: Callable[[], Awaitable["Connection"]], heard: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: str, connect: Callable[[], Awaitable["Connection"]], heard: Callable[[str | None], None]
+    ) -> None:
         self._channel = channel
         self._connect = connect
         self._heard = heard
@@ -50,8 +53,8 @@ class Listener:
         try:
             connection.add_termination_listener(lambda _: lost.set())
             with translated("listen"):
-                await connection.add_listener(self._channel, lambda *_: self._heard())
-            self._heard()
+                await connection.add_listener(self._channel, lambda *said: self._heard(said[-1]))
+            self._heard(None)
             await lost.wait()
         finally:
             connection.terminate()

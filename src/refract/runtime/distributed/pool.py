@@ -1,4 +1,4 @@
-"""A pool of PostgreSQL connections: ten at most, two kept, none older than half an hour or idle for five minutes.
+"""A pool of PostgreSQL connections: bounded, a few kept, none older than half an hour or idle for five minutes.
 
 Our own, because asyncpg's pool keeps no minimum, knows no lifetime, and sends a reset after every use.
 """
@@ -40,11 +40,18 @@ class ConnectionPool:
     """Lends connections. One that comes back from a failed block is rolled back first, or thrown away."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable["Connection"]], monotonic: Callable[[], float] = time.monotonic
+        self,
+        connect: Callable[[], Awaitable["Connection"]],
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        most: int = MAX_CONNECTIONS,
+        kept: int = KEPT_CONNECTIONS,
     ) -> None:
         self._connect = connect
         self._monotonic = monotonic
-        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._most = most
+        self._kept = kept
+        self._slots = asyncio.Semaphore(most)
         self._idle: list[_Pooled] = []
         self._lent = 0
         self._in_use: set[_Pooled] = set()
@@ -85,11 +92,11 @@ class ConnectionPool:
         now = self._monotonic()
         for pooled in list(self._idle):
             old = now - pooled.opened_at > MAX_LIFETIME
-            spare = now - pooled.idle_since > MAX_IDLE and self.size > KEPT_CONNECTIONS
+            spare = now - pooled.idle_since > MAX_IDLE and self.size > self._kept
             if old or spare or pooled.connection.is_closed():
                 self._idle.remove(pooled)
                 self._spawn(_close(pooled.connection))
-        while self.size < KEPT_CONNECTIONS and not self._closed:
+        while self.size < self._kept and not self._closed:
             self._idle.insert(0, await self._open())
 
     async def close(self) -> None:
@@ -100,7 +107,7 @@ class ConnectionPool:
         if self._checking is not None:
             self._checking.cancel()
         watching = self._spawn(self._hang_up_on_silence())
-        for _ in range(MAX_CONNECTIONS):
+        for _ in range(self._most):
             await self._slots.acquire()
         watching.cancel()
         while self._idle:

@@ -56,9 +56,12 @@ def check_dsn(dsn: str) -> None:
         raise Misconfigured(f"FATAL: sslmode in a PostgreSQL DSN is one of {', '.join(SSL_MODES)}")
 
 
-async def connect(dsn: str, *, service: str) -> "Connection":
-    """Open a connection on which values have our form; raises Unavailable, whatever went wrong."""
-    opening = asyncio.create_task(_open(dsn, service))
+async def connect(dsn: str, *, service: str, reads_only: bool = True) -> "Connection":
+    """Open a connection on which values have our form; raises Unavailable, whatever went wrong.
+
+    With `reads_only`, only a transaction that says so may write.
+    """
+    opening = asyncio.create_task(_open(dsn, service, reads_only=reads_only))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -72,12 +75,12 @@ def _discard(opening: "asyncio.Task[Connection]") -> None:
         opening.result().terminate()
 
 
-async def _open(dsn: str, service: str) -> "Connection":
+async def _open(dsn: str, service: str, *, reads_only: bool) -> "Connection":
     settings = {
         "application_name": f"refract-{service}",
         "timezone": "UTC",
-        # Only a transaction that says so may write: a read outside of one cannot change anything by mistake.
-        "default_transaction_read_only": "on",
+        # A read outside of a transaction cannot change anything by mistake.
+        "default_transaction_read_only": "on" if reads_only else "off",
         # A process that vanished from the network must not hold its locks for hours.
         "idle_in_transaction_session_timeout": "60s",
         # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.

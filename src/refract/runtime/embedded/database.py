@@ -74,6 +74,19 @@ class EmbeddedDatabase:
         if transaction.announced:
             self._bell.ring()
 
+    async def post(self, *messages: Message) -> None:
+        """Save messages in a transaction of their own."""
+        self._check_open()
+        await self._wait_for_turn()
+        try:
+            await self._writer.run("post", partial(_post, messages))
+        except BaseException:
+            self._writer.run_unattended("rollback", _roll_back)
+            raise
+        finally:
+            self._turn.release()
+        self._bell.ring()
+
     async def announced(self, timeout: float) -> None:
         """Return when something was announced here, when another process committed, or after `timeout` seconds."""
         deadline = asyncio.get_running_loop().time() + timeout
@@ -105,6 +118,9 @@ class EmbeddedDatabase:
         return await self._readers.run(statement.name, work)
 
     async def _wait_for_turn(self) -> None:
+        if not self._turn.locked():
+            await self._turn.acquire()  # at once: a timer would cost more
+            return
         try:
             async with asyncio.timeout(ACQUIRE_TIMEOUT):
                 await self._turn.acquire()
@@ -180,6 +196,14 @@ def _step(messages: Sequence[Message], work: Work[T], connection: sqlite3.Connec
 
 def _commit(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
     _step(messages, lambda connection: connection.execute("COMMIT"), connection)
+
+
+def _post(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
+    if len(messages) > 1:
+        _commit(messages, connection)
+    elif messages:
+        # Outside of a transaction a statement is one itself.
+        sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, outbox_rows(messages))
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

@@ -72,6 +72,10 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
+LOOK_SECONDS = 0.05
+"""Between two looks at the size of the log: it grows by a few megabytes in that time."""
+
+
 class LogKeeper:
     """Keeps a write-ahead log small under constant reading, where there is never a moment in which nobody reads."""
 
@@ -81,8 +85,10 @@ class LogKeeper:
 
     def look(self, connection: sqlite3.Connection) -> None:
         """Empty the log if it is large; to be called by the writer after its work."""
-        if connection.in_transaction or time.monotonic() < self._next_attempt:
+        now = time.monotonic()
+        if connection.in_transaction or now < self._next_attempt:
             return
+        self._next_attempt = now + LOOK_SECONDS
         with suppress(OSError, sqlite3.Error):  # the next attempt may do better
             if excess := self._log.stat().st_size // LARGEST_WAL:
                 patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)

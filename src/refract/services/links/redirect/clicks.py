@@ -217,8 +217,7 @@ class ClickWriter:
         return True
 
     async def _post(self, *rows: bytes) -> None:
-        async with self._database.transaction() as tx:
-            await tx.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, row, new_event_id()) for row in rows))
+        await self._database.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, row, new_event_id()) for row in rows))
 
     def _settle(self, batch: _Batch) -> None:
         """The clicks are safe, or given up: let their answers go, once, and while the next flush is on its way."""
