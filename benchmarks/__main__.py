@@ -4,23 +4,55 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
-from benchmarks import health, idle, relay, start
+from benchmarks import (
+    codes,
+    cold,
+    health,
+    idle,
+    listing,
+    memory,
+    outbox_lag,
+    redirect,
+    relay,
+    scale,
+    shorten,
+    start,
+)
+from benchmarks.workshop import Options, Workshop
 from tests.support.servers.packages import MissingSoftware
 from tests.support.servers.selection import environment, in_use
 from tests.support.servers.server import ServerError
 
 ALONE = {"start": start.measure}
+IN_WORKSHOP = {
+    "redirect": redirect.measure,
+    "redirect-distributed": redirect.measure_distributed,
+    "cold": cold.measure,
+    "listing": listing.measure,
+    "shorten": shorten.measure,
+    "outbox-lag": outbox_lag.measure,
+    "codes": codes.measure,
+    "memory": memory.measure,
+    "scale": scale.measure,
+}
 OVER_SERVERS = {"health": health.measure, "relay": relay.measure, "idle": idle.measure}
-NAMES = (*ALONE, *OVER_SERVERS)
+NAMES = (*ALONE, *IN_WORKSHOP, *OVER_SERVERS)
+WHEN_ALL = Options(rounds=2, seconds=2, minutes=0.2, links=200_000)
+"""Shorter, where everything is measured one after the other."""
 
 
-def run(names: Sequence[str]) -> None:
+def run(names: Sequence[str], options: Options) -> None:
     """Those that need no servers first, while none runs."""
     for name, measure in ALONE.items():
         if name in names:
             measure()
+    with Workshop(options) as workshop:
+        for name, measure_in in IN_WORKSHOP.items():
+            if name in names:
+                measure_in(workshop)
     chosen = [measure for name, measure in OVER_SERVERS.items() if name in names]
     if not chosen:
         return
@@ -34,19 +66,33 @@ def main(arguments: Sequence[str]) -> int:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; all if left out")
-    names = parser.parse_args(arguments).names or NAMES
+    for name, kind, meaning in _OPTIONS:
+        parser.add_argument(f"--{name}", type=kind, help=meaning)
+    given = vars(parser.parse_args(arguments))
+    names = given.pop("names")
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no {', '.join(unknown)}; expected {', '.join(NAMES)}")
+    options = replace(
+        Options() if names else WHEN_ALL, **{name: value for name, value in given.items() if value is not None}
+    )
     signal.signal(signal.SIGTERM, _leave)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe shall show each line at once, too
     try:
-        run(names)
+        run(names or NAMES, options)
     except (MissingSoftware, ServerError) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
+
+
+_OPTIONS = (
+    ("rounds", int, "how often each is measured in turn"),
+    ("seconds", int, "how long each time"),
+    ("minutes", float, "how long memory is watched"),
+    ("links", int, "how many links scale makes"),
+)
 
 
 def _leave(number: int, _: object) -> NoReturn:

@@ -1,0 +1,57 @@
+"""What an embedded instance takes of the memory once every link is in it, and whether that grows under load."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+from benchmarks.asking import redirects
+from benchmarks.figures import json_line, table, verdict
+from benchmarks.instances import resident_megabytes
+from benchmarks.links import seed_links, shuffled
+from benchmarks.steady_load import steadily
+from benchmarks.workshop import Workshop
+from benchmarks.wrk import ensure_wrk, send_once, write_requests
+
+CONNECTIONS = 64
+RATE = 2_000
+SAMPLE_SECONDS = 1.0
+TARGET_MEGABYTES = 250.0
+FLAT_PERCENT = 5.0
+PARTS = 5
+
+
+def measure(workshop: Workshop) -> None:
+    """Print the figures."""
+    ensure_wrk()
+    links = seed_links()
+    minutes = workshop.options.minutes
+    print(f"memory: refract serve with {len(links):,} links, then {RATE:,} redirects a second for {minutes:g} minutes")
+    requests = write_requests(workshop.folder / "memory", redirects((*shuffled(links), *links[:1000])))
+    with workshop.embedded(links) as ready:
+        fresh = resident_megabytes(ready.pid)
+        send_once(ready, requests, connections=CONNECTIONS)
+        warm = resident_megabytes(ready.pid)
+        samples = [warm]
+        with ThreadPoolExecutor(1) as sender:
+            load = sender.submit(steadily, ready.port, RATE, requests, connections=CONNECTIONS, seconds=60 * minutes)
+            while not load.done():
+                time.sleep(SAMPLE_SECONDS)
+                samples.append(resident_megabytes(ready.pid))
+            reached = load.result()["rate"]
+    size = max(1, len(samples) // PARTS)
+    first, last = median(samples[:size]), median(samples[-size:])
+    growth = 100 * (last - first) / first
+    rows = [
+        ("after the start", f"{fresh:.0f}"),
+        ("with every link in memory", f"{warm:.0f}"),
+        ("first fifth of the load", f"{first:.0f}"),
+        ("last fifth of the load", f"{last:.0f}"),
+        ("most", f"{max(samples):.0f}"),
+    ]
+    print(table(("", "MB resident"), rows))
+    print(f"  {growth:+.1f} % from the first fifth to the last, at {reached:,.0f} redirects a second")
+    print(verdict(f"under {TARGET_MEGABYTES:g} MB", met=max(samples) < TARGET_MEGABYTES))
+    print(verdict(f"flat: under {FLAT_PERCENT:g} % of growth", met=growth < FLAT_PERCENT))
+    figures = {"start_mb": fresh, "warm_mb": warm, "first_mb": first, "last_mb": last, "most_mb": max(samples)}
+    shown = {name: round(value, 1) for name, value in figures.items()}
+    print(json_line("memory", {**shown, "growth_percent": round(growth, 2), "minutes": minutes, "rps": round(reached)}))
