@@ -52,7 +52,11 @@ class RepeatedHeads(TurnTaking):
         if not self._lessons or not data.startswith(_GET) or data.find(_END) != len(data) - len(_END) or version < 0:
             return
         self._lessons -= 1
-        remembered = self._fast_path.remember(self.headers, self._peer)
+        try:
+            remembered = self._fast_path.remember(self.headers, self._peer)
+        except Exception:
+            log.exception("the fast path failed")
+            return
         if remembered is not None:
             self._repeated, self._remembered = data[version:], remembered
 

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Any
 
@@ -78,14 +79,12 @@ class HttpServer:
         self._config.load()
         self._shared = shared = Shared(self._limits, self._fast_path, loop.time(), self._on_refusal)
 
-        def connection() -> Connection:
-            return Connection(self._config, self._state, shared)
-
         try:
             if self._sockets is None:
-                self._listeners.append(await loop.create_server(connection, self._host, self.port, backlog=BACKLOG))
+                listener = await loop.create_server(self._connection, self._host, self.port, backlog=BACKLOG)
+                self._listeners.append(listener)
             for listening in self._sockets or ():
-                self._listeners.append(await loop.create_server(connection, sock=listening, backlog=BACKLOG))
+                self._listeners.append(await loop.create_server(self._connection, sock=listening, backlog=BACKLOG))
         except OSError as error:
             # The loop's own words repeat the address; a name that cannot be found has a negative number and good words.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
@@ -100,8 +99,7 @@ class HttpServer:
             return
         reserve = min(CUT_SECONDS, grace / 4)
         deadline = asyncio.get_running_loop().time() + grace - reserve
-        for listener in self._listeners:
-            listener.close()
+        await self._stop_listening()
         for connection in self._open_connections():
             connection.shutdown()
         await self._emptied(min(LAST_CALL_SECONDS, grace - reserve))
@@ -113,6 +111,27 @@ class HttpServer:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self.closed = True
+
+    def _connection(self) -> Connection:
+        assert self._shared is not None
+        return Connection(self._config, self._state, self._shared)
+
+    async def _stop_listening(self) -> None:
+        """Close the listeners. Whoever stands in their line is let in first: such clients have been told that they are
+        connected, may have sent their request, and would be cut off."""
+        waiting: list[socket.socket] = []
+        for listener in self._listeners:
+            for listening in listener.sockets:
+                with socket.socket(fileno=os.dup(listening.fileno())) as line:
+                    line.setblocking(False)  # noqa: FBT003
+                    with suppress(OSError):
+                        while True:
+                            waiting.append(line.accept()[0])
+            listener.close()
+        loop = asyncio.get_running_loop()
+        for accepted in waiting:
+            with suppress(OSError):  # it has gone
+                await loop.connect_accepted_socket(self._connection, accepted)
 
     async def _cut(self, seconds: float) -> None:
         for connection in self._open_connections():

@@ -2,6 +2,9 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Self
+
+from msgspec import Struct
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Unavailable
@@ -36,17 +39,23 @@ SAME_ANSWER = MAX_AGE + FRESH_SECONDS
 _FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
 
 
-class Prepared:
-    """An active link: its answer as bytes, the beginning of its clicks, and how long both may be used."""
+class Prepared(Struct, gc=False, frozen=True):
+    """An active link: its answer as bytes, the beginning of its clicks, and how long both may be used.
 
-    __slots__ = ("click", "fields", "first_line", "fresh_until", "stale_until", "status")
+    The garbage collector need not look at it: there are a hundred thousand, and none leads back to itself.
+    """
 
-    def __init__(self, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> None:
-        self.status = answer.status
-        self.first_line = _FIRST_LINES[answer.status]
-        self.fields = answer.fields()
-        self.click = link_part(record)
-        self.fresh_until, self.stale_until = lifetimes
+    status: int
+    first_line: bytes
+    fields: bytes
+    click: bytes
+    fresh_until: float
+    stale_until: float
+
+    @classmethod
+    def of(cls, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> Self:
+        """The link with its answer."""
+        return cls(answer.status, _FIRST_LINES[answer.status], answer.fields(), link_part(record), *lifetimes)
 
     def answer(self) -> Answer:
         """The same as a value, for the slow path."""
@@ -118,7 +127,7 @@ class Redirects:
     def _prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
         """The answer as bytes, kept for the next who asks unless it would be another one by then."""
         code, left = record.short_code.encode(), record.seconds_left(self.clock.now())
-        prepared = Prepared(record, answer, self.memory.lifetimes(left))
+        prepared = Prepared.of(record, answer, self.memory.lifetimes(left))
         if left is None or left >= SAME_ANSWER:
             self.memory.keep(code, prepared, ticket)
         return prepared
