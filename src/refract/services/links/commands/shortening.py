@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from refract.kernel.errors import UniqueViolation
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Cache, Database, Transaction
+from refract.services.links.commands.gathering import Gathering
 from refract.services.links.commands.making import (
     ATTEMPTS,
     InTheWay,
@@ -50,6 +51,7 @@ class Shortening:
         self._render = render
         self._memory = Memory(database, maker.clock)
         self._links = Links()
+        self._gathering = Gathering(database)
         self._known_url = metrics.idempotency_hits.labels("url")
         self._known_key = metrics.idempotency_hits.labels("key")
 
@@ -84,7 +86,7 @@ class Shortening:
         for _ in range(ATTEMPTS):
             link = self._maker.link(owner, draft)
             try:
-                outcome = await self._insert(link, request)
+                outcome = await self._insert_gathered(link, draft, request)
             except UniqueViolation as violation:
                 if violation.constraint != CODE_INDEX:
                     raise
@@ -96,6 +98,12 @@ class Shortening:
                 return outcome
         log.warning("no unique short code found", extra={"attempts": ATTEMPTS, "user_id": owner.user_id})
         raise CodesExhausted
+
+    async def _insert_gathered(self, link: Link, draft: Draft, request: KeyedRequest | None) -> Shortened | Answer:
+        """With others, if nothing speaks against it; an alias or a key has more to say than that it was not kept."""
+        if request is None and draft.alias is None and await self._gathering.add(link):
+            return Shortened(link, created=True)
+        return await self._insert(link, request)
 
     async def _insert(self, link: Link, request: KeyedRequest | None) -> Shortened | Answer:
         while True:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Unavailable
@@ -20,7 +21,7 @@ from refract.services.links.redirect.answers import (
     unavailable,
 )
 from refract.services.links.redirect.clicks import ClickWriter
-from refract.services.links.redirect.lookup import Found, Lookup
+from refract.services.links.redirect.lookup import LONGEST_CODE, Found, Lookup
 from refract.services.links.redirect.memory import FRESH_SECONDS, Memory
 from refract.services.links.redirect.records import LinkRecord
 from refract.services.links.redirect.visitors import Visitor, Visitors
@@ -36,6 +37,7 @@ SAME_ANSWER = MAX_AGE + FRESH_SECONDS
 """Seconds: a link that expires sooner has another `max-age` in every answer, and is not kept as bytes."""
 
 
+_LONGEST = b"\r\ncache-control: private, max-age=%d\r\n" % MAX_AGE
 _FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
 
 
@@ -56,6 +58,13 @@ class Prepared(Struct, gc=False, frozen=True):
     def of(cls, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> Self:
         """The link with its answer."""
         return cls(answer.status, _FIRST_LINES[answer.status], answer.fields(), link_part(record), *lifetimes)
+
+    def aged(self, now: float) -> Self:
+        """The same for when it is past its freshness: what ends soon may not be kept beyond its end."""
+        left = self.stale_until - now
+        if left >= MAX_AGE:
+            return self
+        return replace(self, fields=self.fields.replace(_LONGEST, b"\r\ncache-control: private, max-age=%d\r\n" % left))
 
     def answer(self) -> Answer:
         """The same as a value, for the slow path."""
@@ -114,10 +123,11 @@ class Redirects:
             if stale is None:
                 log.warning("a link cannot be looked up: %s", found)
                 return unavailable(wants_page=_wants_page(fields))
-            return stale
+            return stale.aged(self.clock.monotonic())
         now = self.clock.now()
         if found is None:
-            self.memory.keep_absent(name, ticket)
+            if len(name) <= LONGEST_CODE:  # of what is longer, ten thousand are a lot of memory
+                self.memory.keep_absent(name, ticket)
         elif found.effective_status(now) is Status.ACTIVE:
             return self._prepare(found, redirecting(found, now), ticket)
         else:
