@@ -14,7 +14,6 @@ from refract.runtime.ports import Database, Transaction
 from refract.services.links.commands.gathering import LINKS_AT_ONCE, WRITERS
 from refract.services.links.domain.drafts import Wish
 from tests.support.shortening import ANNA, BORIS, LINKS, OUTBOX, Workshop
-from tests.support.waiting import eventually
 
 
 class WatchedDatabase:
@@ -24,6 +23,7 @@ class WatchedDatabase:
         self._database = database
         self.transactions = 0
         self.trouble: RefractError | None = None
+        self.first_trouble: RefractError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._database, name)
@@ -32,7 +32,7 @@ class WatchedDatabase:
     async def transaction(self) -> AsyncIterator[Transaction]:
         async with self._database.transaction() as tx:
             self.transactions += 1
-            trouble = self.trouble
+            trouble, self.first_trouble = self.first_trouble or self.trouble, None
             yield tx
             if trouble is not None:
                 raise trouble
@@ -93,11 +93,8 @@ async def test_who_waits_for_a_database_that_is_away_is_told(workshop: Workshop,
 
 
 async def test_what_fails_together_is_tried_alone(workshop: Workshop, watched: WatchedDatabase) -> None:
-    watched.trouble = RefractError()
-    together = [asyncio.create_task(shorten(workshop, number)) for number in range(5)]
-    await eventually(lambda: watched.transactions)
-    watched.trouble = None
-    await asyncio.gather(*together)
+    watched.first_trouble = RefractError()
+    await asyncio.gather(*(shorten(workshop, number) for number in range(5)))
     assert len(await watched.fetch(LINKS)) == 5
     assert len(await watched.fetch(OUTBOX)) == 5
 

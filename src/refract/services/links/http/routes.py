@@ -1,6 +1,6 @@
 """All routes of links but the redirect."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litestar import Router
@@ -36,14 +36,14 @@ def link_routes(
         *changing_routes(managing, views, own, clock),
         *picture_routes(queries),
     ]
-    return [Router("/", route_handlers=handlers, guards=[_token_first(tokens)])]
+    return [Router("/", route_handlers=handlers, before_request=_token_first(tokens))]
 
 
-def _token_first(tokens: TokenVerifier) -> Callable[[Any, Any], None]:
+def _token_first(tokens: TokenVerifier) -> Callable[[Any], Awaitable[None]]:
     """Refuses strangers before their body is read, which is what happens before the handler's `caller` is found."""
     find_caller = caller_from(tokens).dependency
 
-    def guard(connection: Any, _handler: Any) -> None:
-        find_caller(connection)
+    async def check(request: Any) -> None:
+        find_caller(request)
 
-    return guard
+    return check
