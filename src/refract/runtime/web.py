@@ -12,6 +12,7 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 
 from refract import __version__
 from refract.kernel.errors import BodyTooLarge, Invalid, Kind, Limited, NotFound, RefractError
@@ -39,6 +40,11 @@ STATUSES = {
 }
 
 BODY_LIMIT = 1024 * 1024
+
+BEARER = "bearer"
+"""The name that documents have for our tokens; routes that want one say `security=WANTS_TOKEN`."""
+
+WANTS_TOKEN: list[dict[str, list[str]]] = [{BEARER: []}]
 
 _DOCUMENTED = "documented"
 _UNREADABLE = "invalid request body"
@@ -70,7 +76,13 @@ def build_app(
         exception_handlers={Exception: render_error},
         logging_config=None,
         openapi_config=OpenAPIConfig(
-            title=service, version=__version__, path="/docs", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
+            title=service,
+            version=__version__,
+            path="/docs",
+            render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+            components=Components(
+                security_schemes={BEARER: SecurityScheme(type="http", scheme="bearer", bearer_format="JWT")}
+            ),
         ),
         request_class=JsonRequest,
         request_max_body_size=BODY_LIMIT,

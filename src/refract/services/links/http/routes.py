@@ -8,6 +8,7 @@ from litestar import Router
 from refract.kernel.clock import Clock
 from refract.runtime.callers import caller_from
 from refract.runtime.tokens import TokenVerifier
+from refract.runtime.web import WANTS_TOKEN
 from refract.services.links.commands.bulk import BulkShortening
 from refract.services.links.commands.managing import Managing
 from refract.services.links.commands.shortening import Shortening
@@ -36,7 +37,7 @@ def link_routes(
         *changing_routes(managing, views, own, clock),
         *picture_routes(queries),
     ]
-    return [Router("/", route_handlers=handlers, before_request=_token_first(tokens))]
+    return [Router("/", route_handlers=handlers, before_request=_token_first(tokens), security=WANTS_TOKEN)]
 
 
 def _token_first(tokens: TokenVerifier) -> Callable[[Any], Awaitable[None]]:
