@@ -6,6 +6,7 @@ import random
 import time
 from typing import TextIO
 
+from refract.runtime.metrics import Metrics
 from refract.runtime.telemetry import JsonFormatter
 
 log = logging.getLogger(__name__)
@@ -26,17 +27,20 @@ class RequestLog:
     Method, path and correlation id must hold nothing that JSON would escape: the fast path takes no others.
     """
 
-    def __init__(self, service: str, sample: float = 1.0) -> None:
+    def __init__(self, service: str, sample: float = 1.0, *, metrics: Metrics | None = None, route: str = "") -> None:
+        """With `metrics`, every request is counted as one of the route, logged or not."""
         self._service = service
         self._sample = sample
+        self._metrics = metrics
+        self._route = route
         self._waiting: list[Line] = []
         self._timer: asyncio.TimerHandle | None = None
-        self.is_on = sample > 0 and log.isEnabledFor(logging.INFO)
+        self._writes = sample > 0 and log.isEnabledFor(logging.INFO)
+        self.is_on = self._writes or metrics is not None
+        """Whether anybody wants to know of requests."""
 
     def completed(self, method: bytes, path: bytes, status: int, begun: float, correlation_id: bytes) -> None:
         """Note a request that began at that monotonic second and ends now."""
-        if self._sample < 1.0 and random.random() >= self._sample:  # noqa: S311  # a sample is no secret
-            return
         self._waiting.append((method, path, status, begun, time.monotonic(), correlation_id))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self.flush)
@@ -44,19 +48,34 @@ class RequestLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Count and write what was collected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
+        if self._metrics is not None:
+            self._count(self._metrics, waiting)
+        if self._sample < 1.0:
+            waiting = [line for line in waiting if random.random() < self._sample]  # noqa: S311  # no secret
         handlers = logging.getLogger().handlers
-        if not waiting or not handlers:
+        if not waiting or not handlers or not self._writes:
             return
         handler = handlers[0]
         if isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, JsonFormatter):
             self._write(handler, waiting)
         else:
             self._log_singly(waiting)
+
+    def _count(self, metrics: Metrics, waiting: list[Line]) -> None:
+        seconds: dict[tuple[bytes, int], list[float]] = {}
+        for method, _, status, begun, ended, _ in waiting:
+            known = seconds.get((method, status))
+            if known is None:
+                seconds[method, status] = [ended - begun]
+            else:
+                known.append(ended - begun)
+        for (method, status), each in seconds.items():
+            metrics.requests(self._service, method.decode("ascii"), self._route, status, each)
 
     def _write(self, handler: "logging.StreamHandler[TextIO]", waiting: list[Line]) -> None:
         offset = time.time() - time.monotonic()

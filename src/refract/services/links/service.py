@@ -53,7 +53,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     safety = await _safety(foundation, settings)
     sweeper = Sweeper(database, cache, clock)
     clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes))
-    log = RequestLog(WIRE_NAME, settings.redirect_log_sample)
+    log = RequestLog(WIRE_NAME, settings.redirect_log_sample, metrics=foundation.metrics, route="/{code}")
     redirects = await _redirects(foundation, settings, cache, clicks)
 
     async def settle() -> None:
