@@ -12,7 +12,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from refract.runtime.exchange import Exchange
-from refract.runtime.repeats import RepeatedHeads
+from refract.runtime.repeats import NOTHING, RepeatedHeads
 from refract.runtime.turns import Shared
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ PIECE_BYTES = 1024
 PIECES_AT_ONCE = 32
 """So many pieces of one connection are parsed before others have their turn."""
 
-_NOTHING = memoryview(b"")
 _HOST_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_:[]%"
 _NOTABLE = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
 _SINGLE = frozenset({b"host", b"transfer-encoding"})
@@ -41,16 +40,13 @@ class Connection(RepeatedHeads):
     def __init__(self, config: Config, state: ServerState, shared: Shared) -> None:
         super().__init__(config, state, shared)
         self._limits = shared.limits
-        self._draining = False
         self._unflushed_since: float | None = None
-        self._unparsed = _NOTHING
         self._has_asked = False
         self._host = b""  # the last one that was found to be good
 
         self._notable: dict[bytes, bytes] = {}
         self._incoming: Exchange | None = None  # whose body is being received
         self._in_head = False
-        self._message_open = False
         self._began_in_feed = False
         self._receiving_since = shared.now
         self._feed_size = self._head_size = self._body_size = self._body_raw_size = 0
@@ -76,7 +72,7 @@ class Connection(RepeatedHeads):
         """Parse what was read, for as long as its answers can be taken, and then listen again."""
         for _ in range(PIECES_AT_ONCE):
             if self._deaf or self.transport.is_closing():
-                self._unparsed = _NOTHING
+                self._unparsed = NOTHING
             if not self._unparsed or self._is_full:
                 break
             piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
@@ -99,13 +95,9 @@ class Connection(RepeatedHeads):
             self.loop.call_soon(self._parse_rest)  # not now: this may be a callback of the parser
         return not self._unparsed
 
-    @property
-    def _is_between_requests(self) -> bool:
-        return not (self._message_open or self._final or self._draining or self._unparsed)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, and what it sent last does not matter any more."""
-        self._unparsed = _NOTHING
+        self._unparsed = NOTHING
         super().connection_lost(exc)
 
     def _feed(self, data: bytes | memoryview) -> None:

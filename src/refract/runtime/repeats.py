@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 LESSONS = 8
 """So often a connection's heads are learnt without one of them coming again."""
 
+NOTHING = memoryview(b"")
+
 _GET = b"GET "
 _VERSION = b" HTTP/1.1\r\n"
 _END = b"\r\n\r\n"
@@ -30,6 +32,9 @@ class RepeatedHeads(TurnTaking):
         super().__init__(config, state, shared)
         self._fast_path = shared.fast_path
         self._peer = ""
+        self._draining = False
+        self._message_open = False  # a request has begun and not ended
+        self._unparsed = NOTHING  # what was read and not given to the parser
         self._answered_fast = False
         self._lessons = LESSONS
         self._repeated = b""  # the head of a request that may come again, without its method and target
@@ -39,11 +44,6 @@ class RepeatedHeads(TurnTaking):
         """A client is here."""
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
-
-    @property
-    def _is_between_requests(self) -> bool:
-        """Whether the next byte that comes is the first of a request, and of one that is welcome."""
-        raise NotImplementedError
 
     def _learn(self, data: bytes) -> None:
         """Remember the head of a request that was answered fast, if these bytes are that request and nothing else."""
@@ -62,8 +62,8 @@ class RepeatedHeads(TurnTaking):
 
     def _answer_again(self, data: bytes) -> bool:
         """Answer a request whose head is known, if its target is one that the fast path knows, too."""
-        if not self._is_between_requests or not data.startswith(_GET):
-            return False
+        if self._message_open or self._final or self._draining or self._unparsed or not data.startswith(_GET):
+            return False  # these bytes are no request of their own, or not one that is welcome
         assert self._fast_path is not None
         try:
             answer = self._fast_path.answer_again(data[len(_GET) : -len(self._repeated)], self._remembered)
@@ -78,6 +78,17 @@ class RepeatedHeads(TurnTaking):
 
     def _give(self, answer: bytes | HeldAnswer, *, keep_alive: bool) -> None:
         """Take an answer of the fast path: at once, or when its turn has come."""
+        if keep_alive and not self._turns and isinstance(answer, HeldAnswer):
+            # The usual case, in few words: there is no other on this connection, before it or after it.
+            answer.closes = False
+            if answer.payload is None:
+                answer.attach(self._released)
+                self._turns.append(answer)
+                self._turn_since = self._shared.now
+            else:
+                self.transport.write(answer.payload)
+                self._idle_since = self._shared.now
+            return
         if isinstance(answer, bytes):
             if not self._turns:
                 self._write(answer, closes=not keep_alive)

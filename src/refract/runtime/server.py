@@ -124,8 +124,8 @@ class HttpServer:
             for listening in listener.sockets:
                 with socket.socket(fileno=os.dup(listening.fileno())) as line:
                     line.setblocking(False)  # noqa: FBT003
-                    with suppress(OSError):
-                        while True:
+                    with suppress(OSError):  # the line is empty
+                        for _ in range(BACKLOG):
                             waiting.append(line.accept()[0])
             listener.close()
         loop = asyncio.get_running_loop()
