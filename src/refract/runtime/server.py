@@ -126,7 +126,7 @@ class HttpServer:
                     line.setblocking(False)  # noqa: FBT003
                     with suppress(OSError):  # the line is empty
                         for _ in range(BACKLOG):
-                            waiting.append(line.accept()[0])
+                            waiting.append(line.accept()[0])  # noqa: PERF401  # keeps what came before the error
             listener.close()
         loop = asyncio.get_running_loop()
         for accepted in waiting:
