@@ -17,12 +17,15 @@ from refract.kernel.errors import Misconfigured
 from refract.runtime.fast_path import FastPath, HeldAnswer
 from refract.runtime.protocol import Connection
 from refract.runtime.turns import ServerLimits, Shared
+from refract.runtime.waiting_line import admit_again, admit_nobody, let_in
 
 __all__ = ["FastPath", "HeldAnswer", "HttpServer", "ServerLimits"]
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+HANDSHAKE_SECONDS = 0.05
+"""How long a client may take to complete its handshake when nobody new is admitted any more."""
 LAST_CALL_SECONDS = 0.25
 """How long a kept-alive connection may still bring a request after the stop, which is answered with `close`."""
 CUT_SECONDS = 1.5
@@ -84,6 +87,7 @@ class HttpServer:
                 listener = await loop.create_server(self._connection, self._host, self.port, backlog=BACKLOG)
                 self._listeners.append(listener)
             for listening in self._sockets or ():
+                admit_again(listening.fileno())
                 self._listeners.append(await loop.create_server(self._connection, sock=listening, backlog=BACKLOG))
         except OSError as error:
             # The loop's own words repeat the address; a name that cannot be found has a negative number and good words.
@@ -117,16 +121,15 @@ class HttpServer:
         return Connection(self._config, self._state, self._shared)
 
     async def _stop_listening(self) -> None:
-        """Close the listeners. Whoever stands in their line is let in first: such clients have been told that they are
-        connected, may have sent their request, and would be cut off."""
+        """Close the listeners, and cut off nobody who was told that he is connected."""
+        for listener in self._listeners:
+            for listening in listener.sockets:
+                admit_nobody(listening.fileno())
+        await asyncio.sleep(HANDSHAKE_SECONDS)
         waiting: list[socket.socket] = []
         for listener in self._listeners:
             for listening in listener.sockets:
-                with socket.socket(fileno=os.dup(listening.fileno())) as line:
-                    line.setblocking(False)  # noqa: FBT003
-                    with suppress(OSError):  # the line is empty
-                        for _ in range(BACKLOG):
-                            waiting.append(line.accept()[0])  # noqa: PERF401  # keeps what came before the error
+                waiting += let_in(listening.fileno(), BACKLOG)
             listener.close()
         loop = asyncio.get_running_loop()
         for accepted in waiting:

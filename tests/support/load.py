@@ -1,0 +1,157 @@
+"""Clients that follow and make links without rest, over kept-alive connections, and note what they are told."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tests.support.http import Answer, Client
+from tests.support.ledger import Ledger
+from tests.support.waiting import eventually
+
+PAUSE = 0.02
+"""Seconds before a client whose server is away tries it again."""
+
+BROKEN = (OSError, EOFError, TimeoutError)
+
+Ask = Callable[[Client], Awaitable[Answer]]
+
+
+@dataclass
+class Load:
+    """What so many clients do together, and what became of it."""
+
+    port: int
+    ledger: Ledger
+    total: int | None = None
+    """After so many attempts they are done; without a number, when they are told to stop."""
+    unanswered: int = 0
+    """Requests that were sent whole and got no answer before the connection ended."""
+    refused: Counter[int] = field(default_factory=Counter)
+    """Answers with a status that acknowledges nothing."""
+    wrong: list[str] = field(default_factory=list)
+    stopping: bool = False
+    reconnects: bool = True
+
+    @property
+    def done(self) -> bool:
+        """Whether no more is to be attempted."""
+        return self.stopping or (self.total is not None and self.ledger.attempted >= self.total)
+
+    async def answered(self, number: int, timeout: float = 120) -> None:
+        """Wait until so many were acknowledged in all."""
+        await eventually(lambda: self.ledger.answered >= number, timeout=timeout, interval=0.002)
+
+    async def run(self, connections: int) -> None:
+        """Attempt everything."""
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(connections):
+                clients.create_task(self._work())
+
+    @asynccontextmanager
+    async def running(self, connections: int) -> AsyncIterator[asyncio.Task[None]]:
+        """The same in the background; at the end of the block they come to theirs."""
+        task = asyncio.create_task(self.run(connections))
+        try:
+            yield task
+            self.stopping = True
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _work(self) -> None:
+        while not self.done:
+            try:
+                client = await Client.connect(self.port)
+            except OSError:
+                if not self.reconnects:
+                    return
+                await asyncio.sleep(PAUSE)
+                continue
+            async with client:
+                await self._use(client)
+            if not self.reconnects:
+                return
+
+    async def _use(self, client: Client) -> None:
+        """Ask until this connection ends."""
+        while not self.done:
+            number = self.ledger.attempt()
+            try:
+                answer = await self._ask(client, number)
+            except BROKEN:
+                self.unanswered += 1
+                return
+            if self._is_acknowledged(number, answer):
+                self.ledger.answer(number)
+            else:
+                self.refused[answer.status] += 1
+            if answer.closes:
+                return
+
+    async def _ask(self, client: Client, number: int) -> Answer:
+        raise NotImplementedError
+
+    def _is_acknowledged(self, number: int, answer: Answer) -> bool:
+        raise NotImplementedError
+
+
+@dataclass
+class Following(Load):
+    """Clients that follow links, each time with a number that the click carries in its query."""
+
+    places: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    """Where each code may lead."""
+    headers: tuple[str, ...] = ("User-Agent: ledger",)
+
+    def __post_init__(self) -> None:
+        """The codes are followed in turn."""
+        self._codes = list(self.places)
+
+    def code(self, number: int) -> str:
+        """The code that an attempt follows."""
+        return self._codes[number % len(self._codes)]
+
+    async def _ask(self, client: Client, number: int) -> Answer:
+        return await client.get(f"/{self.code(number)}?n={number}", *self.headers)
+
+    def _is_acknowledged(self, number: int, answer: Answer) -> bool:
+        if answer.status not in {301, 302, 307, 308}:
+            return False
+        allowed = self.places[self.code(number)]
+        location = answer.headers["location"]
+        if location not in ((allowed,) if isinstance(allowed, str) else allowed):
+            self.wrong.append(f"{self.code(number)} led to {location}")
+        return True
+
+
+@dataclass
+class Repeating(Following):
+    """Clients whose every request has the same bytes, as a browser's or a benchmark's: only their sum can be told."""
+
+    async def _ask(self, client: Client, number: int) -> Answer:
+        return await client.get(f"/{self._codes[0]}", *self.headers)
+
+    def code(self, number: int) -> str:
+        """Always the same one."""
+        return self._codes[0]
+
+
+@dataclass
+class Making(Load):
+    """Clients that make links, each to a URL with a number of its own."""
+
+    target: str = "/shorten"
+    token: str = ""
+    prefix: str = "https://example.com/"
+
+    async def _ask(self, client: Client, number: int) -> Answer:
+        body = msgspec.json.encode({"url": f"{self.prefix}{number}"})
+        return await client.post(self.target, body, f"Authorization: Bearer {self.token}")
+
+    def _is_acknowledged(self, number: int, answer: Answer) -> bool:
+        return answer.status == 201
