@@ -29,8 +29,8 @@ LOOK_SECONDS = 0.5
 ADOPT_SECONDS = 30.0
 """How often the spool is searched for files of processes that are gone, such as the one we replaced."""
 
-TURNS = 2
-"""Of the event loop between two flushes: those whose answers have just left are back by then."""
+TURNS = 1
+"""Of the event loop between two flushes: those who wait at the sockets come in, and the flush is worth its price."""
 
 LATER_SECONDS = 0.01
 """Between two flushes of clicks for which nobody waits."""
@@ -87,6 +87,7 @@ class ClickWriter:
         self._payloads: list[bytes] = []
         self._later: list[bytes] = []
         self._sleeper: asyncio.Future[None] | None = None
+        self._dozes = False
         self._unsafe: dict[_Batch, None] = {}
         """What was taken and is not safe yet, oldest first: if whoever works on it is stopped, it is not lost."""
         self._flushing: _Batch | None = None
@@ -112,7 +113,7 @@ class ClickWriter:
     def record_later(self, click: bytes) -> None:
         """Take a click for which nobody waits; it is lost if the process dies in the next moment."""
         self._later.append(click)
-        if self._sleeper is not None:
+        if self._sleeper is not None and not self._dozes:
             self._wake()
         elif len(self._later) >= LATER_LIMIT:
             self._spill()
@@ -175,24 +176,31 @@ class ClickWriter:
             await self._make_safe(batch)
         task = asyncio.current_task()
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
-            if not self._clicks and not self._later:
+            if not self._clicks:
                 await self._sleep()
             await self._make_safe(self._take())
-            await self._gather()
-
-    async def _gather(self) -> None:
-        """Let more come in: a flush costs much the same for one click as for a hundred."""
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        if not self._clicks:
-            await asyncio.sleep(LATER_SECONDS)  # nobody waits
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
 
     async def _sleep(self) -> None:
-        self._sleeper = asyncio.get_running_loop().create_future()
+        """Until there is something to write. Where nobody waits for it, a little longer: a flush costs much the same
+        for one click as for a hundred."""
+        if not self._later:
+            await self._rest(None)
+        if not self._clicks:
+            await self._rest(LATER_SECONDS)
+
+    async def _rest(self, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._sleeper = loop.create_future()
+        self._dozes = seconds is not None
+        timer = None if seconds is None else loop.call_later(seconds, self._wake)
         try:
             await self._sleeper
         finally:
             self._sleeper = None
+            if timer is not None:
+                timer.cancel()
 
     def _wake(self) -> None:
         sleeper, self._sleeper = self._sleeper, None
