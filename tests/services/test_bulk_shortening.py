@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from refract.kernel.errors import Invalid, Unavailable
+from refract.kernel.errors import Invalid, Limited, Unavailable
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.store import Links
-from tests.support.shortening import ANNA, BASE_URL, BORIS, Crash, FailingDatabase, Workshop, at_once
+from tests.support.shortening import ANNA, BASE_URL, BORIS, LINKS, Crash, FailingDatabase, Workshop, at_once
 from tests.support.waiting import eventually
 
 EXPIRE = Statement("expire", "Ends links.", "UPDATE links SET expires_at = :moment")
@@ -280,3 +280,18 @@ async def test_a_safety_check_that_fails_leaves_nothing_half_done(
     with pytest.raises(Unavailable):
         await workshop.results(urls(300), key="k")
     assert (await workshop.links(), await workshop.keys()) == ([], [])
+
+
+async def test_rows_count_against_the_users_limit(workshop: Workshop) -> None:
+    workshop.bulk_limit = 5
+    bulk = workshop.bulk
+    urls = [f"https://example.com/limit/{number}" for number in range(6)]
+    with pytest.raises(Limited):
+        await bulk.answer(ANNA, urls)
+    assert (await bulk.answer(ANNA, urls[:5], "once")).status == 200
+    assert (await bulk.answer(ANNA, urls[:5], "once")).status == 200, "what was done before is not counted again"
+    with pytest.raises(Limited) as refused:
+        await bulk.answer(ANNA, urls[5:])
+    assert refused.value.retry_after > 0
+    assert (await bulk.answer(BORIS, urls[:5])).status == 200, "each user has a limit of their own"
+    assert len(await workshop.database.fetch(LINKS)) == 10

@@ -326,3 +326,20 @@ async def test_past_its_bound_the_spool_sheds_and_says_so_once(
         await asyncio.sleep(0.1)
     assert said("clicks were shed") == [7]
     assert await numbers(database) == [100, 101, 102]
+
+
+async def test_what_went_to_the_spool_meanwhile_leaves_no_empty_row(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clicks, "LATER_LIMIT", 3)
+    monkeypatch.setattr(clicks, "LATER_SECONDS", 0.1)
+    writer = writing.writer
+    async with writing.running():
+        await eventually(lambda: writer._sleeper)
+        writer.record_later(click(0))
+        await eventually(lambda: writer._sleeper and writer._dozes)
+        writer.record_later(click(1))
+        writer.record_later(click(2))  # one too many: all of them go to the spool, while the writer still dozes
+        await eventually(lambda: writing.counted("clicks_recorded_total") == 3 and not writer._dozes)
+    assert all(row["payload"] != "[]" for row in await writing.database.fetch(OUTBOX))
+    assert await numbers(writing.database) == [0, 1, 2]

@@ -102,7 +102,7 @@ async def test_what_is_over_is_not_changed(links: LinksWorld) -> None:
     shown = (await links.call("GET", f"/urls/{code}")).json
     assert (shown["status"], shown["is_active"]) == ("expired", False)
     revived = await links.call("PATCH", f"/urls/{code}", {"status": "active"})
-    assert said(revived) == (409, "an expired link cannot be revived")
+    assert said(revived) == (409, "an expired link keeps its status and its expiry")
     assert (await links.call("DELETE", f"/urls/{code}")).status == 204
     assert said(await links.call("PATCH", f"/urls/{code}", {"title": "x"})) == (410, "this link is no longer active")
 

@@ -169,3 +169,12 @@ async def test_a_fast_path_that_fails_at_a_known_request_has_it_parsed(caplog: p
         for _ in range(2):
             assert (await client.get("/fast")).text == "/fast"
     assert "a bug in the hot path" in caplog.text
+
+
+@pytest.mark.parametrize("field", ["Content-Length: 5", "Expect: 100-continue", "Upgrade: h2c"])
+async def test_of_an_old_client_without_a_host_only_plain_requests_are_fast(field: str) -> None:
+    known = Known()
+    async with running(echo, fast_path=known) as server, await Client.connect(server.port) as client:
+        await client.send(f"GET /fast HTTP/1.0\r\n{field}\r\n\r\nhello".encode())
+        assert (await client.answer()).status == 200
+    assert known.ways == []

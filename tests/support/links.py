@@ -15,6 +15,7 @@ from joserfc.jwk import OctKey
 from refract.kernel.errors import Unavailable
 from refract.kernel.ids import Snowflakes
 from refract.runtime.embedded.cache import EmbeddedCache
+from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Cache, Database
 from refract.runtime.server import ServerLimits
@@ -185,7 +186,9 @@ async def _build(
     shortening = Shortening(**making, render=views.render)
     routes = link_routes(
         shortening=shortening,
-        bulk=BulkShortening(**making, base_url=settings.base_url),
+        bulk=BulkShortening(
+            **making, base_url=settings.base_url, limiter=EmbeddedRateLimiter(clock), limit=settings.bulk_limit
+        ),
         managing=managing,
         queries=queries,
         views=views,

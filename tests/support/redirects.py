@@ -101,7 +101,7 @@ class RedirectWorld:
             timedelta(days=7),
             trusted_proxies=trusted,
         )
-        service = await build_links(foundation, settings, cache)
+        service = await build_links(foundation, settings, cache, EmbeddedRateLimiter())
         clicks = next(task for task in service.tasks if task.name == "clicks")
         if clicks.drain is not None:
             self.stack.push_async_callback(clicks.drain)

@@ -11,6 +11,7 @@ import msgspec
 
 from refract.kernel.ids import Snowflakes
 from refract.runtime.embedded.cache import EmbeddedCache
+from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, Row, Transaction
 from refract.runtime.statements import Statement
@@ -83,9 +84,11 @@ class Workshop:
     metrics: Metrics = field(default_factory=Metrics)
     safety: Blocklist = field(default_factory=Blocklist)
     dropped: list[str] = field(default_factory=list)
+    bulk_limit: int = 0
 
     def __post_init__(self) -> None:
         self.cache = EmbeddedCache(self.clock)
+        self.limiter = EmbeddedRateLimiter(self.clock)
         self.cache.on_invalidation(self.dropped.extend, lambda: None)
         self.maker = LinkMaker(
             own=OwnDomains.of(BASE_URL, ()),
@@ -116,6 +119,8 @@ class Workshop:
             safety=self.safety,
             metrics=self.metrics,
             base_url=BASE_URL,
+            limiter=self.limiter,
+            limit=self.bulk_limit,
         )
 
     def with_codes(self, codes: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ from refract.runtime.edge import Application
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.embedded.event_bus import EmbeddedBus
+from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
@@ -82,7 +83,9 @@ async def _application(name: str, directory: DataDirectory, bus: EmbeddedBus, st
         outbox_retention=timedelta(days=1),
     )
     defaults = Defaults("http://localhost:8080", secrets["CLICK_SALT"], directory.path / "spool")
-    service = await build(foundation, name, read_settings(name, Environment({}), defaults), EmbeddedCache())
+    service = await build(
+        foundation, name, read_settings(name, Environment({}), defaults), EmbeddedCache(), EmbeddedRateLimiter()
+    )
     return service.application
 
 

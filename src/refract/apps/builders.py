@@ -6,7 +6,7 @@ from pathlib import Path
 
 from refract.runtime.environment import Environment
 from refract.runtime.messages import Queue
-from refract.runtime.ports import Cache
+from refract.runtime.ports import Cache, RateLimiter
 from refract.runtime.service import Foundation, Service
 from refract.services.analytics import reactions as analytics
 from refract.services.analytics.service import build_analytics
@@ -53,10 +53,17 @@ def read_settings(name: str, environment: Environment, defaults: Defaults) -> Li
     )
 
 
-async def build(foundation: Foundation, name: str, settings: LinksSettings | None, cache: Cache | None) -> Service:
-    """A service by its name; only links has settings and a cache."""
+async def build(
+    foundation: Foundation,
+    name: str,
+    settings: LinksSettings | None,
+    cache: Cache | None,
+    limiter: RateLimiter | None,
+) -> Service:
+    """A service by its name; only links has settings, a cache and a limiter."""
     if name != "links":
         return _PLAIN[name](foundation)
     assert settings is not None, "they were read at the start"
     assert cache is not None, "both modes have one"
-    return await build_links(foundation, settings, cache)
+    assert limiter is not None, "and one of these"
+    return await build_links(foundation, settings, cache, limiter)

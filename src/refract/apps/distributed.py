@@ -74,6 +74,7 @@ async def _run_service(
         await supervisor.unless_stopping(migrate(entry.name, engines.database_dsn))
         redis = await _open_redis(supervisor, engines.redis)
         cache = None if redis is None else await supervisor.open("cache", _connected(DistributedCache(redis)))
+        limiter = None if redis is None else DistributedRateLimiter(redis)
         bus = await supervisor.open("bus", _connected(RabbitBus(engines.rabbitmq_url)))
         foundation = Foundation(
             database=database,
@@ -85,7 +86,7 @@ async def _run_service(
             trusted_proxies=settings.trusted_proxies,
             checks={} if redis is None else {"redis": redis.ping},
         )
-        service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, cache))
+        service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, cache, limiter))
         await service.join(supervisor)
         await listen(
             supervisor,

@@ -81,7 +81,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
                 trusted_proxies=settings.trusted_proxies,
                 one_at_a_time=one_at_a_time,
             )
-            service = await build(foundation, name, own_settings[name], cache)
+            service = await build(foundation, name, own_settings[name], cache, limits.limiter)
             if isinstance(service.fast_path, FastRedirect):
                 fast_path = service.fast_path.at_gateway(limits.admission())
             await service.join(supervisor)

@@ -240,7 +240,8 @@ class Crew:
                 ended = self._end(index, process)
             except OSError:
                 logger.exception("worker cannot be started", extra={"worker": index})
-                self._lines.pop(index).close()
+                if (line := self._lines.pop(index, None)) is not None:
+                    line.close()
             died_at = time.monotonic()
             steady = answered_at is not None and died_at - answered_at >= self._steady
             pause = 0.0 if steady else min(LONGEST_PAUSE, 2 * pause or FIRST_PAUSE)

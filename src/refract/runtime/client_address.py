@@ -44,6 +44,11 @@ class ClientAddresses:
                 break
         return str(address)
 
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer is a proxy whose word counts."""
+        address = _parse(peer)
+        return address is not None and self._trusts(address)
+
     def _trusts(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._trusted)
 

@@ -27,6 +27,7 @@ PIECES_AT_ONCE = 32
 
 _HOST_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_:[]%"
 _NOTABLE = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
+_PLAIN = frozenset({b"host", b"connection"})
 _SINGLE = frozenset({b"host", b"transfer-encoding"})
 
 
@@ -136,7 +137,7 @@ class Connection(RepeatedHeads):
         """One header field. Those after a body are dropped: nothing may change a head that was acted on."""
         if not self._in_head:
             return
-        name = name.lower()
+        name, value = name.lower(), value.rstrip(b" \t")  # what surrounds a value is not part of it
         if name in _NOTABLE:
             if name in self._notable and name in _SINGLE:
                 self._stop_parsing(400)
@@ -156,7 +157,7 @@ class Connection(RepeatedHeads):
         if not keep_alive or b"connection" in notable:  # only 1.1 is kept without having said anything
             keep_alive = self._checked_version() == "1.1" and keep_alive
         keep_alive = keep_alive and not self._draining
-        plain = len(notable) == 1 or (len(notable) == 2 and b"connection" in notable)
+        plain = notable.keys() <= _PLAIN
         if self._fast_path is None or not plain or not self._answer_fast(keep_alive=keep_alive):
             self._begin_exchange(keep_alive=keep_alive and not self.parser.should_upgrade())
         if not keep_alive:

@@ -118,9 +118,6 @@ class EmbeddedDatabase:
         return await self._readers.run(statement.name, work)
 
     async def _wait_for_turn(self) -> None:
-        if not self._turn.locked():
-            await self._turn.acquire()  # at once: a timer would cost more
-            return
         try:
             async with asyncio.timeout(ACQUIRE_TIMEOUT):
                 await self._turn.acquire()

@@ -1,6 +1,6 @@
 """Changes as they come back from the bus: copies that outlived them, because somebody was away, are dropped again."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from refract.kernel.errors import PoisonMessage
 from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
@@ -32,12 +32,12 @@ def invalidations(cache: Cache) -> Reaction:
 
 async def hear_changes(
     bus: EventBus,
-    dropped: Callable[[Sequence[str]], None],
+    changed: Callable[[Mapping[str, int]], None],
     gap: Callable[[], None],
     *,
     bindings: Collection[Binding] = INVALIDATIONS.bindings,
 ) -> None:
-    """Tell this process of every change by its cache key: the second road of a drop, while the cache is away."""
+    """Tell this process of every change, by cache key and order: the second road of a drop, while the cache is away."""
 
     def hear(message: Message) -> None:
         try:
@@ -45,7 +45,7 @@ async def hear_changes(
         except PoisonMessage:
             gap()  # something changed, in a form that we do not know
         else:
-            dropped(list(_orders(events)))
+            changed(_orders(events))
 
     await bus.listen(bindings, hear, gap)
 

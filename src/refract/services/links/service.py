@@ -1,10 +1,10 @@
 """Builds the rooms of links into one service."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from refract.runtime.client_address import ClientAddresses
-from refract.runtime.ports import Cache, Database
+from refract.runtime.ports import Cache, Database, RateLimiter
 from refract.runtime.request_log import RequestLog
 from refract.runtime.service import Foundation, Service, Task, compose
 from refract.runtime.statements import Statement
@@ -45,7 +45,7 @@ FIND_SECRET = Statement(
 )
 
 
-async def build_links(foundation: Foundation, settings: LinksSettings, cache: Cache) -> Service:
+async def build_links(foundation: Foundation, settings: LinksSettings, cache: Cache, limiter: RateLimiter) -> Service:
     """The service on the foundation it is given."""
     database, clock = foundation.database, foundation.clock
     lease = WorkerLease(database, clock)
@@ -65,7 +65,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     return compose(
         WIRE_NAME,
         foundation,
-        routes=[*_routes(foundation, settings, cache, lease, safety), redirect_route(redirects)],
+        routes=[*_routes(foundation, settings, cache, limiter, lease, safety), redirect_route(redirects)],
         queues=QUEUES,
         reactions=[invalidations(cache)],
         tasks=[
@@ -78,7 +78,12 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
 
 
 def _routes(
-    foundation: Foundation, settings: LinksSettings, cache: Cache, lease: WorkerLease, safety: Safety
+    foundation: Foundation,
+    settings: LinksSettings,
+    cache: Cache,
+    limiter: RateLimiter,
+    lease: WorkerLease,
+    safety: Safety,
 ) -> list[object]:
     database, clock, metrics = foundation.database, foundation.clock, foundation.metrics
     own = OwnDomains.of(settings.base_url, settings.short_domains)
@@ -96,7 +101,14 @@ def _routes(
             database=database, cache=cache, maker=maker, safety=safety, metrics=metrics, render=views.render
         ),
         bulk=BulkShortening(
-            database=database, cache=cache, maker=maker, safety=safety, metrics=metrics, base_url=settings.base_url
+            database=database,
+            cache=cache,
+            maker=maker,
+            safety=safety,
+            metrics=metrics,
+            base_url=settings.base_url,
+            limiter=limiter,
+            limit=settings.bulk_limit,
         ),
         managing=Managing(database, cache, clock, safety),
         queries=LinkQueries(database, clock, views),
@@ -124,15 +136,15 @@ async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cac
     memory.listen(cache)
     lookup = Lookup(cache, foundation.database, foundation.clock)
 
-    def dropped(keys: Sequence[str]) -> None:
-        memory.hear(keys)
-        lookup.hear(keys)
+    def changed(orders: Mapping[str, int]) -> None:
+        memory.hear(list(orders))
+        lookup.hear_orders(orders)
 
     def gap() -> None:
         memory.empty()
         lookup.hear_gap()
 
-    await hear_changes(foundation.bus, dropped, gap)
+    await hear_changes(foundation.bus, changed, gap)
     return Redirects(
         lookup,
         memory,

@@ -28,6 +28,8 @@ class LinksSettings:
     blocklist: Path | None = None
     safe_browsing_key: str | None = field(default=None, repr=False)
     safety_fails_open: bool = True
+    bulk_limit: int = 10_000
+    """URLs that a user may send in bulk in a minute (decision 32); 0 is no limit."""
 
     @classmethod
     def from_environment(
@@ -59,6 +61,7 @@ class LinksSettings:
                 if environment.has("SAFE_BROWSING_API_KEY")
                 else None
             ),
+            bulk_limit=environment.integer("RATE_LIMIT_BULK", 10_000),
             safety_fails_open=environment.choice("SAFETY_FAIL", ("open", "closed"), "open") == "open",
         )
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from refract.kernel.errors import Invalid, RefractError
+from refract.kernel.errors import Invalid, Limited, RefractError
 from refract.runtime.metrics import Metrics
-from refract.runtime.ports import Cache, Database, Transaction
+from refract.runtime.ports import Cache, Database, RateLimiter, Transaction
 from refract.runtime.web import STATUSES
+from refract.runtime.windows import Policy
 from refract.services.links.commands.making import (
     ATTEMPTS,
     InTheWay,
@@ -68,13 +69,24 @@ class BulkShortening:
     """Makes many links at once."""
 
     def __init__(
-        self, *, database: Database, cache: Cache, maker: LinkMaker, safety: Safety, metrics: Metrics, base_url: str
+        self,
+        *,
+        database: Database,
+        cache: Cache,
+        maker: LinkMaker,
+        safety: Safety,
+        metrics: Metrics,
+        base_url: str,
+        limiter: RateLimiter,
+        limit: int,
     ) -> None:
         self._database = database
         self._cache = cache
         self._maker = maker
         self._safety = safety
         self._base_url = base_url
+        self._limiter = limiter
+        self._policy = Policy("bulk", limit, 60.0)
         self._memory = Memory(database, maker.clock)
         self._links = Links()
         self._known_url = metrics.idempotency_hits.labels("url")
@@ -89,6 +101,7 @@ class BulkShortening:
             raise Invalid(f"urls must have 1 to {ROWS} rows")
         request = None if key is None else KeyedRequest.of(owner.user_id, key, ROUTE, rows)
         remembered = {} if request is None else await self._memory.recall(request)
+        await self._count(owner, len(rows) - len(remembered) * CHUNK)
         chunks = await self._chunks(rows, remembered)
         await self._refuse_threats(chunks)
         parts = {part: answer.body for part, answer in remembered.items()}
@@ -99,6 +112,14 @@ class BulkShortening:
             log.info("request repeated", extra={"user_id": owner.user_id})
         results = b",".join(parts[part][1:-1] for part in sorted(parts))
         return Answer(200, b'{"results":[' + results + b"]}")
+
+    async def _count(self, owner: Owner, rows: int) -> None:
+        """Count each row against what the user may send in a minute; what was done before is not counted again."""
+        if rows <= 0:
+            return
+        verdict = await self._limiter.hit(owner.user_id, self._policy, rows)
+        if not verdict.allowed:
+            raise Limited(verdict.retry_after)
 
     async def _chunks(self, rows: Sequence[object], remembered: Mapping[int, Answer]) -> list[_Chunk]:
         """What is still to be done, checked."""

@@ -30,6 +30,8 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _DEFAULT_PORTS = frozenset({"", "80", "443"})
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Names of one place, where an instance listens to its own machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class OwnDomains:
                     f'FATAL: environment variable "{variable}" has "{value}"; expected a host such as "s.example"'
                 ) from None
             places.add(_place(parsed))
-        return cls(frozenset(places))
+        loopback = {(host, port) for name, port in places if name in _LOOPBACK for host in _LOOPBACK}
+        return cls(frozenset(places | loopback))
 
     def include(self, parsed: can_ada.URL) -> bool:
         """Whether a URL leads to one of these places, however it is spelt."""

@@ -159,6 +159,7 @@ class Link:
             raise Deleted
         self._check_transition(current, change, now)
         moves = change.original_url is not None and change.original_url != self.original_url
+        over = current is Status.EXPIRED  # whether or not the sweep has been here
         after = replace(
             self,
             original_url=_chosen(change.original_url, self.original_url),
@@ -166,10 +167,10 @@ class Link:
             notes=_chosen(change.notes, self.notes),
             tags=_chosen(change.tags, self.tags),
             expires_at=change.expires_at if change.sets_expiry else self.expires_at,
-            status=_chosen(change.status, self.status),
+            status=_chosen(change.status, current),
             redirect_status=_chosen(change.redirect_status, self.redirect_status),
             stats_public=_chosen(change.stats_public, self.stats_public),
-            url_key=None if moves else self.url_key,
+            url_key=None if moves or over else self.url_key,
         )
         if after == self:
             return self, None
@@ -181,7 +182,7 @@ class Link:
         if change.status is not None and change.status not in {Status.ACTIVE, Status.DISABLED}:
             raise Invalid('status must be "active" or "disabled"')
         if current is Status.EXPIRED and (change.status is not None or change.sets_expiry):
-            raise NotAllowedNow("an expired link cannot be revived")
+            raise NotAllowedNow("an expired link keeps its status and its expiry")
         expires_at = change.expires_at if change.sets_expiry else self.expires_at
         if change.status is Status.ACTIVE and expires_at is not None and expires_at <= now:
             raise NotAllowedNow("the link would expire at once: change expires_at too")

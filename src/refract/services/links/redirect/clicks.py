@@ -178,6 +178,8 @@ class ClickWriter:
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
             if not self._clicks:
                 await self._sleep()
+            if not self._clicks and not self._later:
+                continue  # what it was woken for went to the spool
             await self._make_safe(self._take())
             for _ in range(TURNS):
                 await asyncio.sleep(0)

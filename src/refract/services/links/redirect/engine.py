@@ -134,6 +134,10 @@ class Redirects:
             self.memory.forget(name)  # or it could be followed again while the database is away
         return refusal(found, now, wants_page=_wants_page(fields))
 
+    def absent(self, fields: Mapping[bytes, bytes]) -> Answer:
+        """The answer that there is no such code."""
+        return refusal(None, self.clock.now(), wants_page=_wants_page(fields))
+
     def _prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
         """The answer as bytes, kept for the next who asks unless it would be another one by then."""
         code, left = record.short_code.encode(), record.seconds_left(self.clock.now())

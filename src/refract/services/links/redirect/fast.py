@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _CODE = re.compile(rb"[A-Za-z0-9-]{1,50}\Z")
 _VISITORS = 65_536
+_LONGEST_REMEMBERED = 256
 _LIMITED = limited()
 _NAMING_NOTHING = frozenset({b"keep-alive", b"close"})
 
@@ -203,7 +204,10 @@ class FastRedirect(FastPath):
         memory = self._redirects.memory
         name = code.decode("ascii")
         if memory.is_absent(code):
-            self._found(held, name, asked, memory.ticket, None)
+            # Not by way of `_found`, which would remember it anew: a code that is asked for all the time would never
+            # come to be.
+            fields, _, _, limits = asked
+            self._fail(held, self._redirects.absent(fields), fields, limits)
         else:
             self._redirects.lookup.soon(name, partial(self._found, held, name, asked, memory.ticket))
 
@@ -238,14 +242,17 @@ class FastRedirect(FastPath):
     def _meet(self, peer: str, fields: dict[bytes, bytes]) -> Visitor:
         """Find out who stands behind a connection, and remember it."""
         forwarded = fields.get(b"x-forwarded-for")
+        if forwarded is not None and not self._addresses.trusts(peer):
+            forwarded = None
         key = peer if forwarded is None else (peer, forwarded)
         visitor = self._visitors.get(key)
         if visitor is None:
             address = self._addresses.find(peer, () if forwarded is None else (forwarded,))
             visitor = self._redirects.visitors.of(address)
-            if len(self._visitors) >= _VISITORS:
-                self._visitors.popitem(last=False)
-            self._visitors[key] = visitor
+            if forwarded is None or len(forwarded) <= _LONGEST_REMEMBERED:
+                if len(self._visitors) >= _VISITORS:
+                    self._visitors.popitem(last=False)
+                self._visitors[key] = visitor
         return visitor
 
 

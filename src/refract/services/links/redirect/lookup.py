@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -28,6 +29,7 @@ DATABASE_DEADLINE = 2.0
 SILENT_SECONDS = 1.0
 """After that it is left alone for so long: who asks meanwhile had better be given something stale than wait in vain."""
 
+CHANGES_REMEMBERED = 10_000
 MOST_UNFILLED = 5_000
 FILL_SECONDS = TOMBSTONE_SECONDS / 2
 """A record that was asked for longer ago is not put into L2: the tombstone of a later version may be gone by now."""
@@ -76,6 +78,7 @@ class Lookup:
         self._database = database
         self._clock = clock
         self._open: dict[str, _Question] = {}
+        self._least: OrderedDict[str, int] = OrderedDict()
         self._gathered: list[_Question] = []
         self._called = False
         self._flights: set[asyncio.Task[None]] = set()
@@ -114,6 +117,18 @@ class Lookup:
         """These were dropped: what is on its way may be older, and is not for those who ask from now on."""
         for key in keys:
             self._open.pop(key.removeprefix(KEY_PREFIX), None)
+
+    def hear_orders(self, orders: Mapping[str, int]) -> None:
+        """The links behind these keys have changed, whether or not L2 has heard of it: a copy from before is a miss.
+
+        A Redis that takes no writes still gives away what it has.
+        """
+        self.hear(list(orders))
+        for key, order in orders.items():
+            code = key.removeprefix(KEY_PREFIX)
+            self._least[code] = max(order, self._least.pop(code, 0))
+            if len(self._least) > CHANGES_REMEMBERED:
+                self._least.popitem(last=False)
 
     def hear_gap(self) -> None:
         """Anything may have been dropped."""
@@ -159,7 +174,7 @@ class Lookup:
         missed: list[_Question] = []
         for question, copy in zip(questions, copies, strict=True):
             record = None if copy is None else decode_copy(copy, question.code)
-            if record is None:
+            if record is None or record.order < self._least.get(question.code, 0):
                 missed.append(question)
             else:
                 self._settle(question, record)

@@ -3,10 +3,18 @@
 from typing import Any
 
 from litestar import Request, route
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.types import ASGIApp
+from msgspec import Struct
 
 from refract.services.links.redirect.engine import Redirects
+
+
+class Refusal(Struct, frozen=True):
+    """Why there is no redirect; a browser gets a small page instead."""
+
+    error: str
 
 
 def redirect_route(redirects: Redirects) -> Any:
@@ -18,7 +26,16 @@ def redirect_route(redirects: Redirects) -> Any:
         status_code=301,
         summary="Follow a short link",
         tags=["redirect"],
-        response_description="Where the link leads",
+        response_description="Where the link leads: 301, or the status that its owner chose.",
+        raises=[],
+        responses={
+            404: ResponseSpec(Refusal, description="There is no such link.", generate_examples=False),
+            410: ResponseSpec(
+                Refusal, description="It has expired, or is disabled or deleted.", generate_examples=False
+            ),
+            429: ResponseSpec(Refusal, description="Too many from this address.", generate_examples=False),
+            503: ResponseSpec(Refusal, description="Nobody can tell at the moment.", generate_examples=False),
+        },
     )
     async def follow(request: Request[Any, Any, Any], code: FromPath[str]) -> ASGIApp:
         scope = request.scope

@@ -95,8 +95,10 @@ class Segment:
 
     def remove(self) -> None:
         """Delete the file: everything in it is committed."""
-        self.path.unlink(missing_ok=True)
-        self.close()
+        try:
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()  # or our own lock would keep us from finding it again
 
     def close(self) -> None:
         """Let go of the file, for the next process."""

@@ -15,7 +15,8 @@ LANGUAGE_LENGTH = 128
 QUERY_LENGTH = 1024
 
 REMEMBERED = 8192
-"""So many different sets of a client's words are kept encoded."""
+LONGEST_REMEMBERED = 2048
+"""So many different sets of a client's words are kept encoded, if they are not too long."""
 
 _encode = msgspec.json.Encoder().encode
 _PREFETCHES = frozenset({b"purpose", b"sec-purpose", b"x-purpose", b"x-moz"})
@@ -50,6 +51,8 @@ class ClientWords:
         encoded = self._encoded.get(key)
         if encoded is None:
             encoded = _client_part(*key)
+            if sum(len(value) for value in key if value is not None) > LONGEST_REMEMBERED:
+                return encoded  # as many as are kept, of the longest that may be sent, would fill the memory
             if len(self._encoded) >= REMEMBERED:
                 self._encoded.popitem(last=False)
             self._encoded[key] = encoded

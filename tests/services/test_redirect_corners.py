@@ -1,0 +1,87 @@
+"""Corners of the redirect that a review found: memory that lasts too long, or that strangers could fill."""
+
+from ipaddress import ip_network
+
+import pytest
+
+from refract.kernel.clock import SystemClock
+from refract.runtime.caching import CacheEntry
+from refract.runtime.client_address import ClientAddresses
+from refract.runtime.embedded.cache import EmbeddedCache
+from refract.runtime.ports import Database
+from refract.services.links.redirect.fast import FastRedirect
+from refract.services.links.redirect.lookup import Lookup
+from refract.services.links.redirect.memory import ABSENT_SECONDS
+from refract.services.links.redirect.records import KEY_PREFIX, LinkRecord, encode_copy
+from refract.services.links.redirect.visits import ClientWords
+from tests.support.http import Client, head
+from tests.support.links import ALICE, keep, some_link
+from tests.support.redirects import RedirectWorld, redirects
+
+__all__ = ["redirects"]
+
+
+async def test_a_code_that_is_asked_for_all_the_time_comes_to_be(redirects: RedirectWorld) -> None:
+    """Nobody tells this process of the new link: another one made it and was killed before it could."""
+    instance = await redirects.instance()
+    code = redirects.code("late")
+    async with await Client.connect(instance.fast.port) as client:
+        assert (await client.get(f"/{code}")).status == 404
+        await redirects.link("late")
+        for _ in range(3):
+            redirects.clock.advance(ABSENT_SECONDS / 2)
+            last = await client.get(f"/{code}")
+    assert last.status == 301
+
+
+async def test_strangers_do_not_fill_the_memory_with_forwarded_addresses(redirects: RedirectWorld) -> None:
+    instance = await redirects.instance(trusted=[ip_network("127.0.0.1/32")])
+    fast = instance.service.fast_path
+    assert isinstance(fast, FastRedirect)
+    for number in range(5):
+        fast(b"GET", b"/nothing", [(b"x-forwarded-for", b"203.0.113.%d" % number)], "198.51.100.1")
+    assert len(fast._visitors) == 1, "a peer that is not trusted has one address, whatever it says"
+    for number in range(5):
+        fast(b"GET", b"/nothing", [(b"x-forwarded-for", b"203.0.113.%d" % number)], "127.0.0.1")
+    assert len(fast._visitors) == 6
+    fast(b"GET", b"/nothing", [(b"x-forwarded-for", b"203.0.113.9, " * 100 + b"203.0.113.10")], "127.0.0.1")
+    assert len(fast._visitors) == 6, "what is long is not remembered"
+    await redirects.link("x")  # the look-ups that these began have somebody to ask
+
+
+def test_long_words_of_a_client_are_not_remembered() -> None:
+    words = ClientWords()
+    for number in range(5):
+        assert b'"user_agent"' in words.of({b"user-agent": b"%d" % number * 3000})
+    assert not words._encoded
+    words.of({b"user-agent": b"short"})
+    assert len(words._encoded) == 1
+
+
+@pytest.mark.parametrize(("peer", "trusted"), [("10.0.0.1", True), ("10.1.0.1", False), ("unix", False)])
+def test_whose_word_counts(peer: str, trusted: bool) -> None:
+    assert ClientAddresses([ip_network("10.0.0.0/16")]).trusts(peer) is trusted
+
+
+async def test_a_copy_from_before_a_change_is_a_miss(database: Database) -> None:
+    """A Redis that takes no writes keeps giving away what it has; the bus has told us better."""
+    cache = EmbeddedCache()
+    lookup = Lookup(cache, database, SystemClock())
+    await keep(database, some_link(1, ALICE, short_code="moved", original_url="https://new.example/", version=3))
+    old = LinkRecord("moved", "https://old.example/", "user", "mail", "active", None, 301, 2)
+    await cache.set_many([CacheEntry(f"{KEY_PREFIX}moved", 2, encode_copy(old), 60)])
+    found = await lookup.find("moved")
+    assert found is not None
+    assert found.original_url == "https://old.example/"
+    lookup.hear_orders({f"{KEY_PREFIX}moved": 3})
+    found = await lookup.find("moved")
+    assert found is not None
+    assert found.original_url == "https://new.example/"
+    await lookup.drain()
+
+
+async def test_white_space_behind_a_field_is_not_part_of_it(redirects: RedirectWorld) -> None:
+    instance = await redirects.instance()
+    async with await Client.connect(instance.fast.port) as client:
+        await client.send(head("GET", "/nothing", "X-Correlation-ID: mine  \t"))
+        assert (await client.answer()).headers["x-correlation-id"] == "mine"
