@@ -335,9 +335,9 @@ async def test_what_went_to_the_spool_meanwhile_leaves_no_empty_row(
     monkeypatch.setattr(clicks, "LATER_SECONDS", 0.1)
     writer = writing.writer
     async with writing.running():
-        await eventually(lambda: writer._sleeper)
+        await eventually(lambda: writer._sleeper is not None)
         writer.record_later(click(0))
-        await eventually(lambda: writer._sleeper and writer._dozes)
+        await eventually(lambda: writer._sleeper is not None and writer._dozes)
         writer.record_later(click(1))
         writer.record_later(click(2))  # one too many: all of them go to the spool, while the writer still dozes
         await eventually(lambda: writing.counted("clicks_recorded_total") == 3 and not writer._dozes)
