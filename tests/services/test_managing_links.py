@@ -246,7 +246,7 @@ async def torn(links: LinksWorld, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             await announce(*events)
             raise Unavailable("database", "it went away before the commit")
 
-        tx.announce = announce_and_fail  # type: ignore[method-assign]
+        tx.announce = announce_and_fail  # type: ignore[method-assign]  # the last step before the commit fails
 
     monkeypatch.setattr(Links, "save", save_and_fail)
     yield code

@@ -131,7 +131,7 @@ async def answers(lookup: Lookup, codes: Sequence[str]) -> list[Found]:
     """What `soon` gives for each, in their order."""
     given: dict[int, Found] = {}
     for number, code in enumerate(codes):
-        lookup.soon(code, lambda found, number=number: given.__setitem__(number, found))  # type: ignore[misc]
+        lookup.soon(code, lambda found, number=number: given.__setitem__(number, found))  # type: ignore[misc]  # a default in a lambda
     assert given == {}, "no answer comes inside the call"
     await eventually(lambda: len(given) == len(codes), interval=0.001)
     return [given[number] for number in range(len(codes))]

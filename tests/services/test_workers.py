@@ -142,7 +142,7 @@ async def test_one_that_was_steady_is_replaced_at_once(tmp_path: Path, caplog: p
     async with answering(2, tmp_path, steady=0.0) as started:
         for count in (3, 4):
             os.kill(started.crew.pids[1], signal.SIGKILL)
-            await eventually(lambda count=count: started.started == count, timeout=30)  # type: ignore[misc]
+            await eventually(lambda count=count: started.started == count, timeout=30)  # type: ignore[misc]  # a default
             await started.all_answer(2)
         died = [record for record in caplog.records if "starting another" in record.message]
         assert [(record.__dict__["pause"], record.__dict__["status"]) for record in died] == [(0.0, -9)] * 2

@@ -40,7 +40,7 @@ async def main(folder: Path) -> None:
         sys.exit(3)
     if has("die"):
         os.kill(os.getpid(), signal.SIGKILL)
-    while has("wait"):  # noqa: ASYNC110  # a file says so
+    while has("wait"):  # noqa: ASYNC110  # another process removes the file: there is no event to wait for
         await asyncio.sleep(0.01)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, (lambda: None) if has("ignore") else stopping.set)
@@ -51,8 +51,8 @@ async def main(folder: Path) -> None:
     if has("crash"):
         sys.exit(4)
     if has("stuck"):
-        workers.GRACE = 0.3  # type: ignore[misc]  # nobody wants to wait for so long
-        time.sleep(60)  # noqa: ASYNC251  # what it is about
+        workers.GRACE = 0.3  # type: ignore[misc]  # final elsewhere; a test shortens it
+        time.sleep(60)  # noqa: ASYNC251  # a worker whose loop is stuck is what is tested
     await stopping.wait()
     await server.stop(1.0)
 

@@ -1,13 +1,11 @@
 """Builds the rooms of links into one service."""
 
-import secrets
 from collections.abc import Mapping
 
 from refract.runtime.client_address import ClientAddresses
-from refract.runtime.ports import Cache, Database, RateLimiter
+from refract.runtime.ports import Cache, RateLimiter
 from refract.runtime.request_log import RequestLog
 from refract.runtime.service import Foundation, Service, Task, compose
-from refract.runtime.statements import Statement
 from refract.services.links.adapters.blocklist import Blocklist
 from refract.services.links.adapters.safe_browsing import SafeBrowsing
 from refract.services.links.adapters.safety import Safety
@@ -34,15 +32,7 @@ from refract.services.links.redirect.routes import redirect_route
 from refract.services.links.redirect.spool import Spool
 from refract.services.links.redirect.visitors import Visitors
 from refract.services.links.settings import LinksSettings
-
-OFFER_SECRET = Statement(
-    "offer_secret",
-    "Keeps a secret of the instance unless there is one.",
-    "INSERT INTO instance_secrets (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
-)
-FIND_SECRET = Statement(
-    "find_secret", "Reads a secret of the instance.", "SELECT value FROM instance_secrets WHERE name = :name"
-)
+from refract.services.links.store import kept_secret
 
 
 async def build_links(foundation: Foundation, settings: LinksSettings, cache: Cache, limiter: RateLimiter) -> Service:
@@ -131,7 +121,7 @@ async def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
 
 
 async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cache, clicks: ClickWriter) -> Redirects:
-    salt = settings.click_salt or await _kept_secret(foundation.database, "CLICK_SALT")
+    salt = settings.click_salt or await kept_secret(foundation.database, "CLICK_SALT")
     memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
     memory.listen(cache)
     lookup = Lookup(cache, foundation.database, foundation.clock)
@@ -153,12 +143,3 @@ async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cac
         foundation.clock,
         settings.click_durability,
     )
-
-
-async def _kept_secret(database: Database, name: str) -> str:
-    """A secret that all processes of the instance share, made by the first that asks."""
-    async with database.transaction() as tx:
-        await tx.execute(OFFER_SECRET, name=name, value=secrets.token_urlsafe(48))
-        row = await tx.fetch_one(FIND_SECRET, name=name)
-    assert row is not None, "it was there or has just been made"
-    return str(row["value"])

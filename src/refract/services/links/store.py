@@ -1,11 +1,12 @@
 """Rows to links and back."""
 
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from refract.kernel.errors import NotFound
-from refract.runtime.ports import Reads, Row, Transaction
+from refract.runtime.ports import Database, Reads, Row, Transaction
 from refract.runtime.statements import Statement
 from refract.services.links.domain.link import Link, Status
 
@@ -226,3 +227,22 @@ FIND_BY_KEYS = Statement(
     sqlite=f"SELECT {_LIST}, {TAGS_OF_SQLITE} FROM links WHERE workspace_id = :workspace_id "  # noqa: S608
     f"AND url_key IN (SELECT substr(:digests, value, {_DIGEST}) FROM json_each(:places))",
 )
+
+
+OFFER_SECRET = Statement(
+    "offer_secret",
+    "Keeps a secret of the instance unless there is one.",
+    "INSERT INTO instance_secrets (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
+)
+FIND_SECRET = Statement(
+    "find_secret", "Reads a secret of the instance.", "SELECT value FROM instance_secrets WHERE name = :name"
+)
+
+
+async def kept_secret(database: Database, name: str) -> str:
+    """A secret that all processes of the instance share, made by the first that asks."""
+    async with database.transaction() as tx:
+        await tx.execute(OFFER_SECRET, name=name, value=secrets.token_urlsafe(48))
+        row = await tx.fetch_one(FIND_SECRET, name=name)
+    assert row is not None, "it was there or has just been made"
+    return str(row["value"])

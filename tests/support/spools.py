@@ -1,0 +1,33 @@
+"""What tests of the spool stand on: its directory, a database, and a writer that does not take its time."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from refract.runtime.embedded.database import EmbeddedDatabase
+from refract.runtime.migrations import migrate
+from refract.runtime.ports import Database
+from refract.services.links.redirect import clicks
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done again and again is done more often, and nobody waits long."""
+    monkeypatch.setattr(clicks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 0.5)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where the spool is; nobody has made it yet."""
+    return tmp_path / "data" / "spool"
+
+
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
+    """A database of this test alone."""
+    await migrate("links", tmp_path / "test.db")
+    database = await EmbeddedDatabase.open(tmp_path / "test.db")
+    yield database
+    await database.close()
