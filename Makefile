@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Tests wait for servers more than they compute: three processes keep two cores busy.
+TEST_PROCESSES ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ run: $(RUNTIME) ## Start Refract in one process on http://127.0.0.1:8080 with it
 	@exec $(BIN)/refract serve $(ARGS)
 
 test: $(DEV) ## Run the tests over real servers, private ones unless TEST_* variables name others
-	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests $(ARGS)
+	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 check: $(DEV) ## Check style, types and the walls between the rooms
 	$(BIN)/ruff check

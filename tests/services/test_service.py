@@ -60,13 +60,12 @@ async def test_an_announced_event_reaches_its_reaction(foundation: Foundation) -
         await service.join(supervisor)
         async with foundation.database.transaction() as tx:
             await tx.announce(UrlDeleted(occurred_at=datetime.now(UTC), short_code="a", user_id="u", user_email="e"))
-        await eventually(lambda: seen)
+        # Both are counted after their commit, which comes after the handler.
+        await eventually(lambda: b'inbox_handled_total{reader="test.events"} 1.0' in foundation.metrics.exposition())
+        await eventually(lambda: b'outbox_published_total{service="url-service"} 1.0' in foundation.metrics.exposition())
 
     assert isinstance(seen[0], UrlDeleted)
     assert seen[0].short_code == "a"
-    exposition = foundation.metrics.exposition()
-    assert b'outbox_published_total{service="url-service"} 1.0' in exposition
-    assert b'inbox_handled_total{reader="test.events"} 1.0' in exposition
 
 
 @pytest.mark.parametrize(("trusted", "address"), [("127.0.0.1/32", "203.0.113.9"), ("10.0.0.0/8", "127.0.0.1")])
