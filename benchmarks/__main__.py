@@ -8,11 +8,16 @@ from dataclasses import replace
 from typing import NoReturn
 
 from benchmarks import (
+    breaker,
     codes,
     cold,
+    gateway,
     health,
     idle,
+    limiter,
     listing,
+    login,
+    me,
     memory,
     outbox_lag,
     redirect,
@@ -20,6 +25,7 @@ from benchmarks import (
     scale,
     shorten,
     start,
+    tokens,
 )
 from benchmarks.workshop import Options, Workshop
 from tests.support.servers.packages import MissingSoftware
@@ -37,6 +43,12 @@ IN_WORKSHOP = {
     "codes": codes.measure,
     "memory": memory.measure,
     "scale": scale.measure,
+    "gateway": gateway.measure,
+    "me": me.measure,
+    "breaker": breaker.measure,
+    "tokens": tokens.measure,
+    "limiter": limiter.measure,
+    "login": login.measure,
 }
 OVER_SERVERS = {"health": health.measure, "relay": relay.measure, "idle": idle.measure}
 NAMES = (*ALONE, *IN_WORKSHOP, *OVER_SERVERS)

@@ -3,7 +3,6 @@
 import hashlib
 import random
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from joserfc import jwt
-from joserfc.jwk import OctKey
 
+from refract.kernel.clock import SystemClock
 from refract.kernel.ids import ALPHABET, EPOCH_MILLISECONDS, SEQUENCE_BITS, WORKER_BITS
 from refract.runtime.embedded.sqlite_values import to_sqlite
-from refract.runtime.tokens import ALGORITHM, ISSUER
+from refract.runtime.tokens import TokenSigner
 from refract.services.links.store import COLUMNS
 
 LINKS = 100_000
@@ -24,7 +22,6 @@ OWNER = "018f4b7a-4c1e-7b8e-9d57-3f1b6f1c2d3e"
 EMAIL = "owner@example.com"
 CODE_LENGTH = 7
 MADE_AT = datetime(2026, 1, 1, tzinfo=UTC)
-TOKEN_SECONDS = 24 * 3600
 SEED = 3
 
 
@@ -83,9 +80,7 @@ async def seed_postgresql(dsn: str, links: Sequence[SeedLink]) -> None:
 
 def token(secret: str) -> str:
     """What the owner of the links shows."""
-    now = int(time.time())
-    claims = {"iss": ISSUER, "sub": OWNER, "email": EMAIL, "iat": now, "exp": now + TOKEN_SECONDS}
-    return jwt.encode({"alg": ALGORITHM}, claims, OctKey.import_key(secret))
+    return TokenSigner(secret, SystemClock()).sign(OWNER, EMAIL).token
 
 
 def _rows(links: Sequence[SeedLink]) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from refract.runtime.distributed.database import PostgresDatabase
 from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
-from refract.services.links.redirect import clicks
+from refract.services.links.redirect import bundles, clicks
 from refract.services.links.redirect.spool import Spool
 from tests.support.clicks import LIMIT, Writing, click, numbers
 from tests.support.databases import open_database
@@ -32,7 +32,7 @@ AWAY = Unavailable("database", "it is to be away")
 CLICKER = """
 import asyncio, sys
 from pathlib import Path
-from refract.services.links.redirect import clicks
+from refract.services.links.redirect import bundles, clicks
 from tests.support.clicks import Writing
 from tests.support.databases import open_database
 from tests.support.waiting import eventually
@@ -215,7 +215,7 @@ async def test_a_kill_between_commit_and_removal_makes_copies_with_the_same_ids(
 async def test_a_file_stays_until_all_of_it_is_committed(
     sqlite: Database, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clicks, "ROW_CLICKS", 1)
+    monkeypatch.setattr(bundles, "ROW_CLICKS", 1)
     writing = Writing(sqlite, directory)
     writing.spool.append([click(number) for number in range(4)])
     post, posts = writing.guarded.post, iter(range(100))

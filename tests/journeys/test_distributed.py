@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -17,18 +15,9 @@ from refract.apps.directory import SERVICES
 from tests.support.commands import Running, environment_without, refract, running
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.places import free_port
-from tests.support.stack import Stack, create_databases, health, variables
+from tests.support.stack import Stack, create_databases, drop_databases, health, variables
 from tests.support.stack import running as stack_running
 from tests.support.waiting import eventually
-
-
-async def drop_databases(dsn: str, names: list[str]) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        for name in names:
-            await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-    finally:
-        await connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +31,7 @@ def environments(postgres_dsn: str, redis_address: str, rabbitmq_url: str) -> It
         RabbitMQ.variable: rabbitmq_url,
     }
     yield variables(servers, {name: free_port() for name in SERVICES}, databases)
-    asyncio.run(drop_databases(postgres_dsn, [urlsplit(dsn).path[1:] for dsn in databases.values()]))
+    asyncio.run(drop_databases(postgres_dsn, databases))
 
 
 def ports_of(environments: dict[str, dict[str, str]]) -> dict[str, int]:

@@ -1,19 +1,17 @@
 """The README's walk-through, run as it stands: every command works, and prints what it is said to print."""
 
 import re
-import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.commands import COMMAND, running
+from tests.support.commands import running
 from tests.support.servers.places import free_port
 from tests.support.stack import inherited
 
 README = Path(__file__).parents[2] / "README.md"
 ADDRESS = "http://127.0.0.1:8080"
-PROGRAM = ".venv/bin/refract"
 MARK = "--- step ---"
 
 
@@ -60,11 +58,7 @@ def test_the_walk_through_does_what_it_says(tmp_path: Path) -> None:
     assert len(walk) >= 8, "the block was found"
     port = free_port()
     address, data = f"http://127.0.0.1:{port}", tmp_path / "data"
-    program = f"{shlex.join(COMMAND)} "
-    commands = [
-        step.command.replace(ADDRESS, address).replace(f"{PROGRAM} token", f"{program}token --data-dir {data}")
-        for step in walk
-    ]
+    commands = [step.command.replace(ADDRESS, address) for step in walk]
     with running("serve", "--data-dir", str(data), "--port", str(port), address=address, folder=tmp_path / "logs"):
         printed = outputs(commands, tmp_path)
     for step, output in zip(walk, printed, strict=True):

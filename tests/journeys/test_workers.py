@@ -20,7 +20,7 @@ from tests.support.servers.places import free_port
 from tests.support.stack import variables
 from tests.support.waiting import eventually
 
-SERVICE = "identity"
+SERVICE = "analytics"
 """Any would do; this one needs no Redis."""
 
 
@@ -115,7 +115,7 @@ async def test_three_workers_answer_and_one_that_is_killed_comes_back(parent: Ru
     assert set(pids) - set(now) == {pids[1]}
     assert len(requests.failed) <= 2  # one that it had in its hands, and one that waited too long on a busy machine
     [line] = [line for line in parent.log if line["msg"] == "worker ended; starting another"]
-    assert (line["service"], line["worker"], line["pid"], line["status"]) == ("user-service", 1, pids[1], -9)
+    assert (line["service"], line["worker"], line["pid"], line["status"]) == ("analytics-service", 1, pids[1], -9)
 
     begun = time.monotonic()
     assert await asyncio.to_thread(parent.stop) == 0

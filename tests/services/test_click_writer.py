@@ -10,8 +10,8 @@ from refract.kernel.events import LINK_EXCHANGE
 from refract.runtime.fast_path import HeldAnswer
 from refract.runtime.ports import Database
 from refract.runtime.transactions import StatementFailed
-from refract.services.links.redirect import clicks
-from refract.services.links.redirect.clicks import ROW_BYTES, ROW_CLICKS
+from refract.services.links.redirect import bundles, clicks
+from refract.services.links.redirect.bundles import ROW_BYTES, ROW_CLICKS
 from tests.support.clicks import OUTBOX, Writing, click, numbers, numbers_in
 from tests.support.clocks import ManualClock
 from tests.support.waiting import eventually
@@ -121,7 +121,7 @@ async def test_an_answer_that_fails_holds_up_no_other(writing: Writing, caplog: 
         raise ValueError("broken")
 
     answer = HeldAnswer()
-    answer.attach(fail)
+    answer.deliver = fail
     writing.writer.record(click(1), answer, b"1")
     writing.record(2)
     async with writing.running():
@@ -234,7 +234,7 @@ async def test_a_click_that_no_database_takes_does_not_hold_up_the_others(writin
 async def test_a_spool_that_is_brought_back_leaves_the_others_their_turn(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clicks, "ROW_CLICKS", 2)
+    monkeypatch.setattr(bundles, "ROW_CLICKS", 2)
     writing.spool.append([click(number) for number in range(10)])
     async with writing.running():
         await eventually(lambda: not writing.files)

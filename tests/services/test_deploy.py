@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from refract.apps.directory import SERVICES, ServiceEntry
+from refract.apps.own_settings import Defaults, read_settings
 from refract.runtime.environment import Environment
 from refract.runtime.settings import EngineSettings, ProcessSettings, check_service_name
-from refract.services.gateway.settings import GatewaySettings
+from refract.services.gateway.settings import GatewaySettings, LimitSettings
 from tests.support.compose import DEPLOY, DEVELOPMENT, PLACEHOLDER, PRODUCTION, Tree, compose, required, some_secrets
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,8 @@ def test_a_service_accepts_its_environment(entry: ServiceEntry, files: tuple[Pat
     check_service_name(environment, entry.wire_name)
     ProcessSettings.from_environment(environment)
     EngineSettings.from_environment(environment, entry.needs)
+    read_settings(entry.name, environment, Defaults())
+    LimitSettings.from_environment(environment)
 
 
 def test_the_gateway_finds_each_service_by_its_name(development: Tree) -> None:

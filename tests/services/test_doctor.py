@@ -215,6 +215,7 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
         "DATABASE_DSN": fresh_database,
         "RABBITMQ_URL": rabbitmq_url,
         "REDIS_ADDR": redis_address,
+        "BASE_URL": "https://sho.rt",
     }
     status, well = await ask(variables=variables)
     assert status == 0
@@ -237,6 +238,32 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
     assert 'environment variable "PORT" is "http"; expected a whole number from 1 to 65535' in lost["settings"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PASSWORD_POLICY", "none"), ("RATE_LIMIT_SHORTEN", "many"), ("CODE_STRATEGY", "dice")]
+)
+async def test_what_only_one_service_reads_is_checked_too(tmp_path: Path, variable: str, value: str) -> None:
+    status, found = await ask("--data-dir", str(tmp_path / "data"), variables={variable: value})
+    assert (status, wrong(found)) == (1, ["settings"])
+    assert f'environment variable "{variable}" is "{value}"; expected' in found["settings"]
+
+
+async def test_a_user_service_that_cannot_tell_its_clients_apart_is_found() -> None:
+    variables = {
+        "SERVICE_NAME": "user-service",
+        "PORT": "8083",
+        "JWT_SECRET": "s" * 32,
+        "DATABASE_DSN": "postgres://127.0.0.1:9/users",
+        "RABBITMQ_URL": "amqp://127.0.0.1:9/",
+        "REDIS_ADDR": "127.0.0.1:9",
+    }
+    incomplete = (await ask(variables=variables))[1]
+    assert incomplete["settings"] == 'wrong: required environment variable "BASE_URL" is not set'
+    variables["BASE_URL"] = "https://sho.rt"
+    blind = (await ask(variables=variables))[1]
+    assert blind["proxies"].startswith("wrong: TRUSTED_PROXIES is not set")
+    assert "proxies" not in (await ask(variables=variables | {"TRUSTED_PROXIES": "10.0.0.0/8"}))[1]
+
+
 async def test_a_service_that_nobody_knows_is_found() -> None:
     status, found = await ask(variables={"SERVICE_NAME": "links-service"})
     assert status == 1
@@ -247,7 +274,8 @@ async def test_a_schema_that_is_ahead_is_found(fresh_database: str, rabbitmq_url
     await migrate("links", fresh_database)
     await lead(fresh_database)
     variables = {"SERVICE_NAME": "url-service", "PORT": "8081", "JWT_SECRET": "s" * 32, "REDIS_ADDR": redis_address}
-    status, found = await ask(variables=variables | {"DATABASE_DSN": fresh_database, "RABBITMQ_URL": rabbitmq_url})
+    variables |= {"DATABASE_DSN": fresh_database, "RABBITMQ_URL": rabbitmq_url, "BASE_URL": "https://sho.rt"}
+    status, found = await ask(variables=variables)
     assert (status, wrong(found)) == (1, ["schema"])
     assert found["schema"].startswith(KNOWS_LESS)
 

@@ -18,8 +18,8 @@ from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import OWN_PATHS
 from refract.services.gateway.domain.headers import forwarded_headers
 from refract.services.gateway.service import build_gateway
-from refract.services.gateway.settings import GatewaySettings
-from tests.support.fronts import Front, mirror, send_answer, url_of
+from refract.services.gateway.settings import GatewaySettings, LimitSettings
+from tests.support.fronts import Front, mirror, send_answer, tokens, url_of
 from tests.support.http import fetch, running
 
 
@@ -95,6 +95,31 @@ async def test_the_address_seen_inside_comes_from_proxies_we_trust(
     assert (answer.status, answer.text) == (200, address)
 
 
+@pytest.mark.parametrize(
+    ("sent", "scheme", "host"),
+    [
+        (["X-Forwarded-Proto: https", "X-Forwarded-Host: go.example"], "https", "go.example"),
+        (["X-Forwarded-Proto: HTTPS"], "https", "test"),
+        (["X-Forwarded-Host: go.example:8443"], "http", "go.example:8443"),
+        (["X-Forwarded-Proto: gopher", "X-Forwarded-Host: a b"], "http", "test"),
+        (["X-Forwarded-Proto:", "X-Forwarded-Host:"], "http", "test"),
+        (["X-Forwarded-Host: evil.example/path?"], "http", "test"),
+        (["X-Forwarded-Proto: http, https", "X-Forwarded-Host: forged.example, go.example"], "https", "go.example"),
+        (["X-Forwarded-Host: forged.example", "X-Forwarded-Host: go.example"], "http", "go.example"),
+        (["X_Forwarded_Proto: https", "X_Forwarded_Host: go.example"], "http", "test"),
+        (["Forwarded: proto=https;host=go.example"], "http", "test"),
+    ],
+)
+async def test_how_a_client_came_is_what_a_trusted_proxy_says(
+    in_process: Front, sent: list[str], scheme: str, host: str
+) -> None:
+    for trusted, expected in (("127.0.0.0/8", (scheme, host)), ("203.0.113.0/24", ("http", "test"))):
+        seen = dict(
+            (await fetch(await in_process(mirror, trusted=[ip_network(trusted)]), "/r/abc", *sent)).json["headers"]
+        )
+        assert (seen["x-forwarded-proto"], seen["x-forwarded-host"]) == expected
+
+
 OURS = ("x-user-id", "x-user-email", "x-user-role", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
 SINGLE = ("forwarded", "x-real-ip", "host", "x-correlation-id")
 
@@ -138,7 +163,7 @@ async def test_the_health_round_reports_every_service_and_delays_nobody(caplog: 
         dead = url_of(other)
     async with running(healthy) as server:
         url = url_of(server)
-        gateway = build_gateway(Proxy({"links": url, "analytics": dead}))
+        gateway = build_gateway(Proxy({"links": url, "analytics": dead}), tokens=tokens())
         await gateway.check_services()
         await gateway.stop()
     said = {(record.levelname, record.getMessage(), getattr(record, "upstream", "")) for record in caplog.records}
@@ -156,6 +181,23 @@ def test_each_service_has_a_url() -> None:
         "PROJECT_SERVICE_URL": "http://project-service:8086",
     }
     assert GatewaySettings.from_environment(Environment(variables)).urls["identity"] == "http://user-service:8083"
+    assert GatewaySettings.from_environment(Environment(variables)).base_url == ""
+    public = Environment({**variables, "BASE_URL": "https://go.example/"})
+    assert GatewaySettings.from_environment(public).base_url == "https://go.example/"
+    with pytest.raises(Misconfigured, match="BASE_URL"):
+        GatewaySettings.from_environment(Environment({**variables, "BASE_URL": "go.example"}))
     for variable in variables:
         with pytest.raises(Misconfigured, match=f'"{variable}" is not set'):
             GatewaySettings.from_environment(Environment({**variables, variable: ""}))
+
+
+def test_limits_are_those_of_the_documents_unless_set() -> None:
+    assert LimitSettings.from_environment(Environment({})).per_minute == {
+        "shorten": 10,
+        "redirect": 300,
+        "api_key": 1000,
+    }
+    other = {"RATE_LIMIT_SHORTEN": "1", "RATE_LIMIT_REDIRECT": "0", "RATE_LIMIT_API_KEY": "7"}
+    assert LimitSettings.from_environment(Environment(other)).per_minute == {"shorten": 1, "redirect": 0, "api_key": 7}
+    with pytest.raises(Misconfigured, match="RATE_LIMIT_API_KEY"):
+        LimitSettings.from_environment(Environment({"RATE_LIMIT_API_KEY": "-1"}))

@@ -13,10 +13,10 @@ from refract.runtime.server import HttpServer
 from refract.runtime.windows import Policy, Verdict
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.domain.limits import RouteLimits
-from refract.services.gateway.http import Limits
+from refract.services.gateway.http.counting import Limits
 from refract.services.gateway.service import build_gateway
 from tests.support.clocks import ManualClock
-from tests.support.fronts import mirror
+from tests.support.fronts import mirror, tokens
 from tests.support.http import Answer, Client, fetch, head, running
 from tests.support.redirects import SALT, Instance, RedirectWorld, redirects
 from tests.support.redis_twins import administering, connected
@@ -163,7 +163,7 @@ async def test_redis_counts_by_the_hash_and_says_the_same(redis_address: str) ->
     key = f"ratelimit:redirect:{address_hash(EVERYBODY, salt)}"
     async with connected(redis_address) as redis, administering(redis_address) as client:
         limits = Limits(DistributedRateLimiter(redis), RouteLimits({"redirect": 3}, hashes_with(salt)))
-        gateway = build_gateway(InProcess({"links": mirror}), limits=limits)
+        gateway = build_gateway(InProcess({"links": mirror}), tokens=tokens(), limits=limits)
         async with running(gateway.application) as server:
             try:
                 answers = [await fetch(server.port, f"{path}code") for path in ("/", "/r/", "/", "/r/", "/")]
@@ -181,7 +181,7 @@ async def test_without_redis_everything_is_let_through_with_a_warning(caplog: py
     with caplog.at_level(logging.WARNING, "refract"):
         async with connected("127.0.0.1:1", deadline=0.05) as redis:
             limits = Limits(DistributedRateLimiter(redis), RouteLimits({"redirect": 1}, hashes_with(SALT)))
-            gateway = build_gateway(InProcess({"links": mirror}), limits=limits)
+            gateway = build_gateway(InProcess({"links": mirror}), tokens=tokens(), limits=limits)
             async with running(gateway.application) as server:
                 assert await statuses(server, *["/code"] * 5) == [200] * 5
     assert [record.getMessage() for record in caplog.records] == ["redis unavailable; cache disabled"]

@@ -10,7 +10,7 @@ import pytest
 from refract.runtime.edge import Receive, Scope, Send
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.service import build_gateway
-from tests.support.fronts import ROOMY, Front, mirror, read_body, send_answer, url_of
+from tests.support.fronts import ROOMY, Front, authorization, mirror, read_body, send_answer, tokens, url_of
 from tests.support.http import Client, fetch, head, running
 
 
@@ -18,7 +18,7 @@ async def test_a_request_arrives_whole_under_the_services_own_path(front: Front)
     port = await front(mirror)
     async with await Client.connect(port) as client:
         answer = await client.post(
-            '/api/shorten?a=1&b=%2F&c=%C3%A9&d="|', b'{"url":"x"}', "Content-Type: application/json"
+            '/api/shorten?a=1&b=%2F&c=%C3%A9&d="|', b'{"url":"x"}', "Content-Type: application/json", authorization()
         )
     seen = answer.json
     assert (seen["method"], seen["path"], seen["query"]) == ("POST", "/shorten", 'a=1&b=%2F&c=%C3%A9&d="|')
@@ -34,7 +34,8 @@ async def test_a_code_is_forwarded_as_sent_and_decoded_once(front: Front) -> Non
 async def test_a_chunked_body_arrives(front: Front) -> None:
     async with await Client.connect(await front(mirror)) as client:
         await client.send(
-            head("POST", "/api/shorten", "Transfer-Encoding: chunked") + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+            head("POST", "/api/shorten", authorization(), "Transfer-Encoding: chunked")
+            + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
         )
         seen = (await client.answer()).json
     assert seen["body"] == "abcde"
@@ -107,7 +108,7 @@ async def test_the_service_reads_an_upload_while_the_client_writes_it(front: Fro
         await send_answer(send, 200, message["body"] + await read_body(receive))
 
     async with await Client.connect(await front(service)) as client, asyncio.timeout(10):
-        await client.send(head("POST", "/api/shorten", "Content-Length: 6") + b"abc")
+        await client.send(head("POST", "/api/shorten", authorization(), "Content-Length: 6") + b"abc")
         await begun.wait()
         await client.send(b"def")
         assert (await client.answer()).body == b"abcdef"
@@ -131,7 +132,7 @@ async def test_a_large_upload_is_never_held_in_memory() -> None:
 
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(running(service, limits=ROOMY))
-        gateway = build_gateway(Proxy({"links": url_of(upstream)}))
+        gateway = build_gateway(Proxy({"links": url_of(upstream)}), tokens=tokens())
         stack.push_async_callback(gateway.stop)
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +146,7 @@ async def test_a_large_upload_is_never_held_in_memory() -> None:
 
         front_server = await stack.enter_async_context(running(counted, limits=ROOMY))
         client = await stack.enter_async_context(await Client.connect(front_server.port))
-        await client.send(head("POST", "/api/shorten", f"Content-Length: {size}"))
+        await client.send(head("POST", "/api/shorten", authorization(), f"Content-Length: {size}"))
         for _ in range(size // len(piece)):
             await client.send(piece)
         answer = await client.answer()
@@ -158,6 +159,6 @@ async def test_an_answer_may_come_before_the_body_was_read(front: Front) -> None
         await send_answer(send, 413, b"too large")
 
     async with await Client.connect(await front(service)) as client:
-        await client.send(head("POST", "/api/shorten", "Content-Length: 1000000") + b"x" * 1000)
+        await client.send(head("POST", "/api/shorten", authorization(), "Content-Length: 1000000") + b"x" * 1000)
         answer = await client.answer()
     assert (answer.status, answer.body) == (413, b"too large")

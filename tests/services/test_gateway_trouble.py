@@ -13,7 +13,7 @@ from refract.runtime.server import ServerLimits
 from refract.runtime.web import build_app
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.adapters.proxy import Proxy
-from tests.support.fronts import Front, mirror, read_body, serve_gateway, url_of
+from tests.support.fronts import Front, authorization, mirror, read_body, serve_gateway, url_of
 from tests.support.http import Client, fetch, head, running
 from tests.support.waiting import eventually
 
@@ -74,7 +74,7 @@ async def test_half_an_upload_never_looks_whole_to_the_service(front: Front) -> 
         ended.set()
 
     client = await Client.connect(await front(service))
-    await client.send(head("POST", "/api/shorten", "Transfer-Encoding: chunked") + b"3\r\nabc\r\n")
+    await client.send(head("POST", "/api/shorten", authorization(), "Transfer-Encoding: chunked") + b"3\r\nabc\r\n")
     async with asyncio.timeout(10):
         await begun.wait()
         client.close()
@@ -102,7 +102,7 @@ async def test_a_body_over_the_limit_is_refused_in_mid_stream(front: Front) -> N
 
     port = await front(service, limits=ServerLimits(body=1000))
     async with await Client.connect(port) as client, asyncio.timeout(10):
-        await client.send(head("POST", "/api/shorten", "Transfer-Encoding: chunked") + b"3\r\nabc\r\n")
+        await client.send(head("POST", "/api/shorten", authorization(), "Transfer-Encoding: chunked") + b"3\r\nabc\r\n")
         await begun.wait()
         await client.send(b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n")
         answer = await client.answer()
@@ -146,7 +146,10 @@ async def test_a_service_that_stays_silent_is_a_bad_gateway(proxied: Callable[[s
 
     async with running(silent) as server, asyncio.timeout(10):
         port = await proxied(url_of(server))
-        for request in (head("GET", "/r/abc"), head("POST", "/api/shorten", "Content-Length: 3") + b"abc"):
+        for request in (
+            head("GET", "/r/abc"),
+            head("POST", "/api/shorten", authorization(), "Content-Length: 3") + b"abc",
+        ):
             gone.clear()
             async with await Client.connect(port) as client:
                 await client.send(request)
@@ -157,7 +160,7 @@ async def test_a_service_that_stays_silent_is_a_bad_gateway(proxied: Callable[[s
 
 async def test_a_slow_client_is_not_taken_for_a_silent_service(proxied: Callable[[str], Awaitable[int]]) -> None:
     async with running(mirror) as server, await Client.connect(await proxied(url_of(server))) as client:
-        await client.send(head("POST", "/api/shorten", "Content-Length: 6") + b"abc")
+        await client.send(head("POST", "/api/shorten", authorization(), "Content-Length: 6") + b"abc")
         await asyncio.sleep(0.5)  # longer than the patience with a service: what is tested is the passing of time
         await client.send(b"def")
         assert (await client.answer()).json["body"] == "abcdef"
@@ -204,7 +207,7 @@ async def test_only_a_harmless_request_on_a_pooled_connection_is_tried_again(
     async with upstream as url:
         port = await proxied(url)
         assert (await fetch(port, "/r/abc")).status == (200 if lives else 502)
-        assert (await fetch(port, path, method=method)).status == status
+        assert (await fetch(port, path, authorization(), method=method)).status == status
     assert upstream.asked == asked
 
 

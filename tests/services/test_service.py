@@ -62,7 +62,9 @@ async def test_an_announced_event_reaches_its_reaction(foundation: Foundation) -
             await tx.announce(UrlDeleted(occurred_at=datetime.now(UTC), short_code="a", user_id="u", user_email="e"))
         # Both are counted after their commit, which comes after the handler.
         await eventually(lambda: b'inbox_handled_total{reader="test.events"} 1.0' in foundation.metrics.exposition())
-        await eventually(lambda: b'outbox_published_total{service="url-service"} 1.0' in foundation.metrics.exposition())
+        await eventually(
+            lambda: b'outbox_published_total{service="url-service"} 1.0' in foundation.metrics.exposition()
+        )
 
     assert isinstance(seen[0], UrlDeleted)
     assert seen[0].short_code == "a"

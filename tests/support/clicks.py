@@ -114,7 +114,7 @@ class Writing:
         """Record clicks; the payload of each answer is its number."""
         for number in numbers:
             answer = HeldAnswer()
-            answer.attach(lambda answer: self.notes.append((answer.payload or b"").decode()))
+            answer.deliver = lambda answer: self.notes.append((answer.payload or b"").decode())
             self.writer.record(click(number, size=size), answer, b"%d" % number)
 
     async def follow(self, *numbers: int, timeout: float = 5) -> None:

@@ -20,12 +20,13 @@ COMMAND = (sys.executable, "-m", "refract.apps.cli")
 
 
 def refract(
-    *arguments: str, variables: Mapping[str, str] | None = None, timeout: float = 30
+    *arguments: str, variables: Mapping[str, str] | None = None, timeout: float = 30, standard_input: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],
         env={**inherited(), **(variables or {})},
+        input=standard_input,
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -4,10 +4,10 @@ import asyncio
 import re
 import secrets
 import sqlite3
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ import asyncpg
 import msgspec
 import pytest
 
-from refract.apps.bearer_tokens import make_token
 from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES
 from refract.kernel.clock import SystemClock
 from refract.kernel.events import LINK_EXCHANGE, EventDecoder, LinkEvent
-from refract.runtime.environment import Environment
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.ports import EventBus
+from refract.runtime.tokens import TokenSigner
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
 from tests.support.commands import Running, running
@@ -87,9 +86,9 @@ class Instance(ABC):
         await asyncio.to_thread(self._process.close)
 
     def token(self, user: str = "alice") -> str:
-        """The token of a user."""
-        environment = Environment({"JWT_SECRET": self.secret})
-        return make_token(environment, self.folder, f"{user}@{self.domain}", timedelta(hours=1), SystemClock())
+        """A token of a user, who is the same every time."""
+        email = f"{user}@{self.domain}"
+        return TokenSigner(self.secret, SystemClock()).sign(str(uuid.uuid5(uuid.NAMESPACE_URL, email)), email).token
 
     async def call(self, method: str, target: str, body: Any = None, *headers: str, user: str = "alice") -> Answer:
         """One request of a user to the API, by the path that the service itself knows."""

@@ -25,7 +25,7 @@ from refract.runtime.statements import Statement
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.domain.limits import RouteLimits
-from refract.services.gateway.http import Limits
+from refract.services.gateway.http.counting import Limits
 from refract.services.gateway.service import build_gateway
 from refract.services.links.api import UrlClicked
 from refract.services.links.domain.link import Link, Owner
@@ -164,13 +164,15 @@ class RedirectWorld:
         """The gateway before an instance in the same process, as embedded mode wires it."""
         limiter = limiter or EmbeddedRateLimiter(self.clock)
         limits = Limits(limiter, RouteLimits({"redirect": limit}, hashes_with(SALT)))
+        assert isinstance(instance.service.fast_path, FastRedirect)
         gateway = build_gateway(
-            InProcess({"links": instance.service.application}), limits=limits, trusted_proxies=trusted
+            InProcess({"links": instance.service.application}),
+            tokens=TokenVerifier([SECRET], self.clock),
+            limits=limits,
+            redirects=instance.service.fast_path.at_gateway(limits.admission()),
+            trusted_proxies=trusted,
         )
-        fast_path = None
-        if with_fast_path:
-            assert isinstance(instance.service.fast_path, FastRedirect)
-            fast_path = instance.service.fast_path.at_gateway(limits.admission())
+        fast_path = gateway.fast_path if with_fast_path else None
         return await self.stack.enter_async_context(running(gateway.application, fast_path=fast_path))
 
 

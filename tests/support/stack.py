@@ -71,7 +71,7 @@ def variables(
         if name in databases:
             wanted[name]["DATABASE_DSN"] = databases[name]
             wanted[name]["TRUSTED_PROXIES"] = "127.0.0.1"  # the gateway, which says who the client is
-    wanted["links"]["BASE_URL"] = f"http://127.0.0.1:{ports['gateway']}"
+    wanted["links"]["BASE_URL"] = wanted["identity"]["BASE_URL"] = f"http://127.0.0.1:{ports['gateway']}"
     wanted["links"]["CLICK_SPOOL_DIR"] = tempfile.mkdtemp(prefix="refract-spool-")
     for name, service in SERVICES.items():
         if service.url_variable:
@@ -92,6 +92,16 @@ async def create_databases(dsn: str, prefix: str) -> dict[str, str]:
                 await connection.execute(f'CREATE DATABASE "{database}" TEMPLATE template0')
             databases[name] = urlsplit(dsn)._replace(path=f"/{database}").geturl()
         return databases
+    finally:
+        await connection.close()
+
+
+async def drop_databases(dsn: str, databases: Mapping[str, str]) -> None:
+    """Remove what was created; whoever is connected is cut off."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        for database in databases.values():
+            await connection.execute(f'DROP DATABASE "{urlsplit(database).path[1:]}" WITH (FORCE)')
     finally:
         await connection.close()
 

@@ -21,6 +21,7 @@ from refract.kernel.ids import (
     encode_base62,
     new_correlation_id,
     new_event_id,
+    new_event_ids,
     new_platform_event_id,
     snowflake_moment,
     snowflake_worker,
@@ -198,6 +199,14 @@ def test_event_ids_are_uuids_that_grow() -> None:
     made = [new_event_id() for _ in range(1000)]
     assert made == sorted(set(made))
     assert {uuid.UUID(event_id).version for event_id in made} == {7}
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_event_ids_that_are_made_together_are_uuids_as_well(count: int) -> None:
+    made = [event_id.decode() for _ in range(20) for event_id in new_event_ids(count)]
+    assert len(set(made)) == len(made) == 20 * count
+    assert all(str(uuid.UUID(event_id)) == event_id for event_id in made)
+    assert {uuid.UUID(event_id).version for event_id in made} <= {7}
 
 
 def test_platform_event_ids_have_their_prefix() -> None:

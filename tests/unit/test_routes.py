@@ -7,14 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.gateway.api import OWN_PATHS, ROUTES, TARGETS, Match, Route, WrongMethod, reserved_words, resolve
+from refract.services.gateway.api import (
+    BULK,
+    OWN_PATHS,
+    REDIRECT,
+    ROUTES,
+    SHORTEN,
+    TARGETS,
+    Limit,
+    Match,
+    Route,
+    WrongMethod,
+    reserved_words,
+    resolve,
+)
 
 SPECIFIED = [
     # M5 §5.3 and §8
     ("POST", "/api/auth/register", "identity", "/register", "none", None),
     ("POST", "/api/auth/login", "identity", "/login", "none", None),
-    ("GET", "/r/aB3xY9z", "links", "/aB3xY9z", "none", "redirect"),
-    ("POST", "/api/shorten", "links", "/shorten", "required", "shorten"),
+    ("GET", "/r/aB3xY9z", "links", "/aB3xY9z", "none", REDIRECT),
+    ("POST", "/api/shorten", "links", "/shorten", "required", SHORTEN),
     ("GET", "/api/urls", "links", "/urls", "required", None),
     ("DELETE", "/api/urls/aB3xY9z", "links", "/urls/aB3xY9z", "required", None),
     ("GET", "/api/stats/aB3xY9z", "analytics", "/stats/aB3xY9z", "optional", None),
@@ -22,9 +35,9 @@ SPECIFIED = [
     ("GET", "/api/me", "identity", "/me", "required", None),
     ("GET", "/api/notifications", "notifications", "/notifications", "required", None),
     # What Refract adds to them
-    ("GET", "/aB3xY9z", "links", "/aB3xY9z", "none", "redirect"),
-    ("HEAD", "/aB3xY9z", "links", "/aB3xY9z", "none", "redirect"),
-    ("POST", "/api/shorten/bulk", "links", "/shorten/bulk", "required", "bulk"),
+    ("GET", "/aB3xY9z", "links", "/aB3xY9z", "none", REDIRECT),
+    ("HEAD", "/aB3xY9z", "links", "/aB3xY9z", "none", REDIRECT),
+    ("POST", "/api/shorten/bulk", "links", "/shorten/bulk", "required", BULK),
     ("GET", "/api/urls/my-link/qr.svg", "links", "/urls/my-link/qr.svg", "required", None),
     ("PATCH", "/api/urls/my-link", "links", "/urls/my-link", "required", None),
     ("GET", "/api/stats/summary", "analytics", "/stats/summary", "required", None),
@@ -43,7 +56,7 @@ SPECIFIED = [
 
 @pytest.mark.parametrize(("method", "path", "target", "forwarded", "token", "limit"), SPECIFIED)
 def test_a_row_names_its_service_and_the_path_there(
-    method: str, path: str, target: str, forwarded: str, token: str, limit: str | None
+    method: str, path: str, target: str, forwarded: str, token: str, limit: Limit | None
 ) -> None:
     match = resolve(method, path)
     assert isinstance(match, Match)

@@ -183,3 +183,17 @@ def test_requests_are_counted_with_bounded_labels() -> None:
     assert 'http_requests_total{method="GET",route="/r/{code}",service="gateway",status="301"} 2.0' in text
     assert 'http_requests_total{method="other",route="unmatched",service="gateway",status="404"} 2.0' in text
     assert 'http_request_duration_seconds_count{route="/r/{code}",service="gateway"} 2.0' in text
+
+
+@given(st.lists(st.floats(0, 20) | st.sampled_from([0.001, 0.0025, 1.0, 10.0]), min_size=1))
+def test_many_requests_at_once_are_counted_like_each_by_itself(seconds: list[float]) -> None:
+    together, singly = Metrics(), Metrics()
+    together.requests("links", "GET", "/{code}", 301, seconds)
+    for each in seconds:
+        singly.request("links", "GET", "/{code}", 301, each)
+    unlike = ("_created", "_sum")  # when, and a sum in another order
+    counted, expected = (
+        [line for line in metrics.exposition().decode().splitlines() if not any(part in line for part in unlike)]
+        for metrics in (together, singly)
+    )
+    assert counted == expected

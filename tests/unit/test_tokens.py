@@ -67,6 +67,15 @@ def test_reads_the_claims_of_a_genuine_token() -> None:
     assert verifier().verify(sign({**CLAIMS, "jti": "t1"})).token_id == "t1"
 
 
+def test_a_token_that_says_nothing_of_it_is_a_users_of_the_first_generation() -> None:
+    claims = verifier().verify(GENUINE)
+    assert (claims.role, claims.generation, claims.is_administrator) == ("user", 0, False)
+    claims = verifier().verify(sign({**CLAIMS, "role": "administrator", "gen": 7}))
+    assert (claims.role, claims.generation, claims.is_administrator) == ("administrator", 7, True)
+    claims = verifier().verify(sign({**CLAIMS, "role": "user", "gen": 0}))
+    assert (claims.role, claims.generation, claims.is_administrator) == ("user", 0, False)
+
+
 def test_accepts_every_secret_during_a_rotation() -> None:
     both = verifier(SECRET, OLD_SECRET)
     assert both.verify(sign(CLAIMS)) == both.verify(sign(CLAIMS, OLD_SECRET))
@@ -82,6 +91,17 @@ def test_accepts_every_secret_during_a_rotation() -> None:
         ({"sub": ""}, "no subject"),
         ({"sub": 7}, "no subject"),
         ({"email": 7}, "claims of the wrong type"),
+        ({"jti": 7}, "claims of the wrong type"),
+        ({"role": "root"}, "unknown role"),
+        ({"role": "Administrator"}, "unknown role"),
+        ({"role": ""}, "unknown role"),
+        ({"role": ["administrator"]}, "unknown role"),
+        ({"role": 1}, "unknown role"),
+        ({"gen": "1"}, "not a generation"),
+        ({"gen": 1.0}, "not a generation"),
+        ({"gen": True}, "not a generation"),
+        ({"gen": -1}, "not a generation"),
+        ({"gen": [1]}, "not a generation"),
         ({"exp": None}, "no exp"),
         ({"exp": True}, "no exp"),
         ({"exp": str(NOW + 100)}, "no exp"),
@@ -95,6 +115,11 @@ def test_accepts_every_secret_during_a_rotation() -> None:
 def test_refuses_claims_that_do_not_hold(changes: dict[str, Any], reason: str) -> None:
     claims = {name: value for name, value in {**CLAIMS, **changes}.items() if value is not None}
     assert refusal(sign(claims)) == reason
+
+
+@pytest.mark.parametrize("claim", ["role", "gen", "jti", "email"])
+def test_a_claim_that_is_null_is_not_one_that_is_missing(claim: str) -> None:
+    assert refusal(sign({**CLAIMS, claim: None}))
 
 
 def test_a_clock_that_is_a_little_behind_is_no_reason() -> None:

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from refract.apps.api_page import render_page
-from refract.apps.builders import NAMES, Defaults, build, read_settings
+from refract.apps.builders import NAMES, Extras, build
 from refract.apps.data_directory import DataDirectory
+from refract.apps.own_settings import Defaults, read_settings
 from refract.kernel.clock import SystemClock
 from refract.runtime.edge import Application
 from refract.runtime.embedded.cache import EmbeddedCache
@@ -83,9 +84,9 @@ async def _application(name: str, directory: DataDirectory, bus: EmbeddedBus, st
         outbox_retention=timedelta(days=1),
     )
     defaults = Defaults("http://localhost:8080", secrets["CLICK_SALT"], directory.path / "spool")
-    service = await build(
-        foundation, name, read_settings(name, Environment({}), defaults), EmbeddedCache(), EmbeddedRateLimiter()
-    )
+    settings = read_settings(name, Environment({}), defaults)
+    extras = Extras(EmbeddedCache(), EmbeddedRateLimiter(), secrets["JWT_SECRET"])
+    service = await build(foundation, name, settings, extras)
     return service.application
 
 

@@ -17,8 +17,9 @@ _INTRODUCTION = """\
 Generated from the code by `make api`; a test compares the two. Each service also serves its own document at
 `/docs/openapi.json`.
 
-Paths are those of the gateway, where everybody enters; a service itself knows them without `/api`. A token goes into
-the header `Authorization: Bearer <token>`. Bodies are JSON, and every error is `{"error": "<message>"}`.
+Paths are those of the gateway, where everybody enters; a service itself knows them without `/api` or `/api/auth`. A
+token goes into the header `Authorization: Bearer <token>`, or a browser has it in a cookie. Bodies are JSON, and every
+error is `{"error": "<message>"}`.
 """
 _METHODS = ("get", "post", "put", "patch", "delete")
 _TOKENS = {

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 dead = typer.Typer(help="Messages that could not be handled.", no_args_is_help=True)
 outbox = typer.Typer(help="Events saved with the writes that caused them.", no_args_is_help=True)
+users = typer.Typer(help="Accounts: the first administrator is made here.", no_args_is_help=True)
+app.add_typer(users, name="users")
 app.add_typer(dead, name="dead")
 app.add_typer(outbox, name="outbox")
 
@@ -92,23 +94,67 @@ def doctor(
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
 
 
-@app.command()
-def token(
-    email: Annotated[str, typer.Argument(help="Whom the token speaks for; the same address is always the same user.")],
-    hours: Annotated[int, typer.Option(min=1, max=24 * 365, help="How long it is good for.")] = 24,
+@users.command("create")
+def create_user(
+    email: Annotated[str, typer.Argument(help="The address by which they sign in.")],
+    *,
+    administrator: Annotated[
+        bool, typer.Option("--administrator", help="With the rights of an administrator.")
+    ] = False,
     data_dir: DataDir = DATA,
 ) -> None:
-    """Print a bearer token for the API, signed with the instance's secret: JWT_SECRET, or the data directory's.
+    """Make an account. The password is asked for, or is the first line of standard input.
 
-    No password is asked: whoever holds the secret may speak for anybody. It is meant for the time before there are
-    accounts, and for trying things out.
+    The address counts as verified, since you vouch for it.
     """
-    from refract.apps.bearer_tokens import make_token  # noqa: PLC0415
-    from refract.kernel.clock import SystemClock  # noqa: PLC0415
+    from refract.apps.users import create, read_password  # noqa: PLC0415
 
     os.umask(PRIVATE)
     with _trouble_in_one_line():
-        typer.echo(make_token(_environment(), data_dir, email, timedelta(hours=hours), SystemClock()))
+        password = read_password()
+    typer.echo(_run(create(_environment(), email, password, administrator=administrator, data_dir=data_dir)))
+
+
+@users.command("promote")
+def promote_user(
+    who: Annotated[str, typer.Argument(help="The address, or the id, of an account.")],
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Make them a user like others again.")] = False,
+    data_dir: DataDir = DATA,
+) -> None:
+    """Make somebody an administrator, from their next sign-in on."""
+    from refract.apps.users import promote  # noqa: PLC0415
+
+    typer.echo(_run(promote(_environment(), who, undo=undo, data_dir=data_dir)))
+
+
+@users.command("suspend")
+def suspend_user(
+    who: Annotated[str, typer.Argument(help="The address, or the id, of an account.")],
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Let them in again.")] = False,
+    data_dir: DataDir = DATA,
+) -> None:
+    """Shut somebody out: they cannot sign in, and all their tokens are dead within a second."""
+    from refract.apps.users import suspend  # noqa: PLC0415
+
+    typer.echo(_run(suspend(_environment(), who, undo=undo, data_dir=data_dir)))
+
+
+@users.command("list")
+def list_users(
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many, the newest first.")] = 100,
+    data_dir: DataDir = DATA,
+) -> None:
+    """List accounts: when they were made, role, status, address, id."""
+    from refract.apps.users import accounts  # noqa: PLC0415
+
+    found = _run(accounts(_environment(), limit, data_dir))
+    for account in found:
+        when = f"{account.created_at:%Y-%m-%dT%H:%M:%SZ}"
+        typer.echo(f"{when}  {account.role:13}  {account.status:9}  {account.email}  {account.id}")
+    if not found:
+        typer.echo("No accounts.")
 
 
 @dead.command("list")

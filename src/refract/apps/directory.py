@@ -38,7 +38,7 @@ def _entry(api: ModuleType, *needs: Engine) -> ServiceEntry:
 _ENTRIES = (
     _entry(links, "database", "bus", "redis"),
     _entry(analytics, "database", "bus"),
-    _entry(identity, "database", "bus"),
+    _entry(identity, "database", "bus", "redis"),
     _entry(notifications, "database", "bus"),
     _entry(sms, "database", "bus", "redis"),
     _entry(projects, "database", "bus", "redis"),

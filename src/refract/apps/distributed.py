@@ -3,9 +3,10 @@
 import sys
 from typing import Any
 
-from refract.apps.builders import Defaults, build, read_settings
+from refract.apps.builders import Extras, build
 from refract.apps.directory import SERVICES, ServiceEntry
 from refract.apps.listening import GATEWAY_LIMITS, LINKS_LIMITS, SERVICE_LIMITS, listen
+from refract.apps.own_settings import Defaults, Settings, read_settings
 from refract.apps.workers import Place, run_workers
 from refract.kernel.clock import SystemClock
 from refract.runtime.client_address import hashes_with
@@ -29,12 +30,14 @@ from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.proxy import Proxy
-from refract.services.gateway.api import WIRE_NAME
+from refract.services.gateway.api import TARGETS, WIRE_NAME
 from refract.services.gateway.domain.limits import RouteLimits
+from refract.services.gateway.domain.revocations import Revocations
 from refract.services.gateway.http import Limits
+from refract.services.gateway.http.guarding import Breakers
+from refract.services.gateway.reactions import RevocationWatch
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import GatewaySettings, LimitSettings
-from refract.services.links.settings import LinksSettings
 
 
 async def run(name: str, environment: Environment) -> None:
@@ -61,7 +64,7 @@ async def _run_service(
     entry: ServiceEntry,
     settings: ProcessSettings,
     engines: EngineSettings,
-    own_settings: LinksSettings | None,
+    own_settings: Settings | None,
     place: Place | None,
 ) -> None:
     assert engines.database_dsn is not None, "every service with a database has read where it is"
@@ -86,7 +89,8 @@ async def _run_service(
             trusted_proxies=settings.trusted_proxies,
             checks={} if redis is None else {"redis": redis.ping},
         )
-        service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, cache, limiter))
+        extras = Extras(cache, limiter, settings.jwt_secrets[0])
+        service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, extras))
         await service.join(supervisor)
         await listen(
             supervisor,
@@ -108,19 +112,38 @@ async def _run_gateway(
     limits: RouteLimits,
     place: Place | None,
 ) -> None:
-    metrics = Metrics()
+    metrics, clock = Metrics(), SystemClock()
+    services, revocations = Proxy(targets.urls), Revocations()
     async with Supervisor() as supervisor:
         redis = await _open_redis(supervisor, engines.redis)
+        bus = await _open_bus(supervisor, engines.rabbitmq_url)
         gateway = build_gateway(
-            Proxy(targets.urls),
+            services,
+            tokens=TokenVerifier(settings.jwt_secrets, clock),
+            revocations=revocations,
+            breakers=Breakers(TARGETS, clock, metrics),
+            limits=None if redis is None else Limits(DistributedRateLimiter(redis), limits),
+            base_url=targets.base_url,
+            # The bus is not among them: without it revocations are heard of later, and everything else goes on.
             ready={} if redis is None else {"redis": redis.ping},
             metrics=metrics,
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
-            limits=None if redis is None else Limits(DistributedRateLimiter(redis), limits),
         )
         await supervisor.start("proxy", _nothing_to_start, gateway.stop)
-        await listen(supervisor, WIRE_NAME, gateway.application, settings, metrics, GATEWAY_LIMITS, place=place)
+        watch = RevocationWatch(services, bus, revocations, clock)
+        await supervisor.unless_stopping(watch.begin())
+        supervisor.watch(f"{WIRE_NAME} revocations", watch.run)
+        await listen(
+            supervisor,
+            WIRE_NAME,
+            gateway.application,
+            settings,
+            metrics,
+            GATEWAY_LIMITS,
+            fast_path=gateway.fast_path,
+            place=place,
+        )
         # After the port is open: services that wait for the gateway must not wait for one another.
         await supervisor.unless_stopping(gateway.check_services())
         await supervisor.wait()
@@ -133,6 +156,14 @@ async def _open_redis(supervisor: Supervisor, redis: RedisSettings | None) -> Re
     connection = RedisConnection(f"{redis.host}:{redis.port}", password=redis.password)
     opened: RedisConnection = await supervisor.open("redis", _connected(connection))
     return opened
+
+
+async def _open_bus(supervisor: Supervisor, url: str | None) -> RabbitBus | None:
+    """The gateway may do without a bus, and any bus may be away at the start."""
+    if url is None:
+        return None
+    bus: RabbitBus = await supervisor.open("bus", _connected(RabbitBus(url)))
+    return bus
 
 
 async def _nothing_to_start() -> None:

@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,15 @@ import aiohttp
 from refract import __version__
 from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES, ServiceEntry, find_service
+from refract.apps.own_settings import Defaults, read_settings
 from refract.kernel.errors import Misconfigured, RefractError, Unavailable
 from refract.runtime.environment import Environment, on_one_line, without_credentials
 from refract.runtime.migrations import current_revision, head_revision, is_current
 from refract.runtime.settings import SECRET_BYTES, EngineSettings, ProcessSettings, RedisSettings, check_service_name
 from refract.runtime.statements import Statement
 from refract.services.gateway.api import PORT, WIRE_NAME
-from refract.services.gateway.settings import GatewaySettings
+from refract.services.gateway.settings import GatewaySettings, LimitSettings
+from refract.services.identity.api import NAME as IDENTITY
 
 SCARCE_BYTES = 1024**3
 HEALTH_BYTES = 4096
@@ -77,13 +79,17 @@ async def _examine_service(environment: Environment, entry: ServiceEntry) -> Asy
     yield Finding(ok=True, subject="mode", words=f"distributed, as {entry.wire_name}")
     try:
         check_service_name(environment, entry.wire_name)
-        ProcessSettings.from_environment(environment)
+        process = ProcessSettings.from_environment(environment)
         engines = EngineSettings.from_environment(environment, entry.needs)
-        targets = GatewaySettings.from_environment(environment).urls if entry.name == "gateway" else {}
+        read_settings(entry.name, environment, Defaults())
+        targets = _targets(environment) if entry.name == "gateway" else {}
     except Misconfigured as error:
         yield _wrong("settings", error)
         return
     yield Finding(ok=True, subject="settings", words="complete")
+    if entry.name == IDENTITY and not process.trusted_proxies:
+        words = "TRUSTED_PROXIES is not set: everybody's failed logins count as the gateway's, which is then shut out"
+        yield Finding(ok=False, subject="proxies", words=words)
     if engines.database_dsn is not None:
         yield await _checked("database", partial(_postgresql, engines.database_dsn))
         yield await _checked("schema", partial(_postgresql_revision, entry.name, engines.database_dsn))
@@ -94,6 +100,11 @@ async def _examine_service(environment: Environment, entry: ServiceEntry) -> Asy
     for name, target in targets.items():
         other = SERVICES[name]
         yield await _checked(other.wire_name, partial(_health, target, other.wire_name, other.url_variable))
+
+
+def _targets(environment: Environment) -> Mapping[str, str]:
+    LimitSettings.from_environment(environment)
+    return GatewaySettings.from_environment(environment).urls
 
 
 async def _checked(subject: str, look: Callable[[], Awaitable[str]]) -> Finding:
@@ -116,7 +127,11 @@ def _wrong(subject: str, error: RefractError) -> Finding:
 
 
 async def _embedded_settings(environment: Environment) -> str:
-    return f"complete; refract serve listens on {_url(environment)}"
+    url = _url(environment)
+    for name in SERVICES:
+        read_settings(name, environment, Defaults(base_url=url, click_salt="-" * SECRET_BYTES))
+    LimitSettings.from_environment(environment)
+    return f"complete; refract serve listens on {url}"
 
 
 def _url(environment: Environment) -> str:

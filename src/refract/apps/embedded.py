@@ -2,12 +2,16 @@
 
 import asyncio
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from refract.apps.builders import NAMES, Defaults, build, read_settings
+from refract.apps.builders import NAMES, Extras, build
 from refract.apps.data_directory import DataDirectory
 from refract.apps.listening import GATEWAY_LIMITS, listen
+from refract.apps.own_settings import Defaults, Settings, read_settings
 from refract.kernel.clock import SystemClock
 from refract.runtime.client_address import hashes_with
 from refract.runtime.edge import Application
@@ -27,7 +31,9 @@ from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.domain.limits import RouteLimits
+from refract.services.gateway.domain.revocations import Revocations
 from refract.services.gateway.http import Limits
+from refract.services.gateway.reactions import RevocationWatch
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
 from refract.services.links.redirect.fast import FastRedirect
@@ -52,48 +58,45 @@ async def serve(environment: Environment, data_dir: Path) -> None:
 
 
 async def _run(directory: DataDirectory, settings: ProcessSettings, environment: Environment) -> None:
-    metrics = Metrics()
+    metrics, clock = Metrics(), SystemClock()
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
     defaults = Defaults(_address(settings), salt, directory.spool)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
-    clock, cache = SystemClock(), EmbeddedCache(capacity=COPIES)
-    tokens = TokenVerifier(settings.jwt_secrets, clock)
     limits = Limits(
         EmbeddedRateLimiter(), RouteLimits(LimitSettings.from_environment(environment).per_minute, hashes_with(salt))
     )
+    extras = Extras(EmbeddedCache(capacity=COPIES), limits.limiter, settings.jwt_secrets[0])
+    tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
     async with Supervisor() as supervisor:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
-        applications: dict[str, Application] = {}
-        checks: dict[str, Check] = {"bus": bus.ping}
-        one_at_a_time = asyncio.Lock()
-        fast_path: FastRedirect | None = None
-        for name in NAMES:
-            await supervisor.unless_stopping(migrate(name, directory.database(name)))
-            database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
-            checks[f"database of {name}"] = database.ping
-            foundation = Foundation(
-                database=database,
-                bus=bus,
-                clock=clock,
-                metrics=metrics,
-                tokens=tokens,
-                outbox_retention=settings.outbox_retention,
-                trusted_proxies=settings.trusted_proxies,
-                one_at_a_time=one_at_a_time,
-            )
-            service = await build(foundation, name, own_settings[name], cache, limits.limiter)
-            if isinstance(service.fast_path, FastRedirect):
-                fast_path = service.fast_path.at_gateway(limits.admission())
-            await service.join(supervisor)
-            applications[name] = service.application
+        foundation = partial(
+            Foundation,
+            bus=bus,
+            clock=clock,
+            metrics=metrics,
+            tokens=tokens,
+            outbox_retention=settings.outbox_retention,
+            trusted_proxies=settings.trusted_proxies,
+            one_at_a_time=asyncio.Lock(),
+        )
+        inside = await _start_services(supervisor, directory, foundation, own_settings, extras)
+        services = InProcess(inside.applications)
         gateway = build_gateway(
-            InProcess(applications),
-            ready=checks,
+            services,
+            tokens=tokens,
+            revocations=revocations,
+            limits=limits,
+            base_url=environment.text("BASE_URL", defaults.base_url),
+            redirects=inside.redirects and inside.redirects.at_gateway(limits.admission()),
+            ready={"bus": bus.ping, **inside.checks},
             metrics=metrics,
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
-            limits=limits,
         )
+        await supervisor.start("gateway", _nothing_to_start, gateway.stop)
+        watch = RevocationWatch(services, bus, revocations, clock)
+        await supervisor.unless_stopping(watch.begin())
+        supervisor.watch(f"{WIRE_NAME} revocations", watch.run)
         await listen(
             supervisor,
             WIRE_NAME,
@@ -101,11 +104,45 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             settings,
             metrics,
             GATEWAY_LIMITS,
-            fast_path=fast_path,
+            fast_path=gateway.fast_path,
             chosen_by="--host and --port, or HOST and PORT",
         )
         _greet(settings, directory)
         await supervisor.wait()
+
+
+@dataclass(slots=True)
+class _Inside:
+    """What is behind the door."""
+
+    applications: dict[str, Application] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    redirects: FastRedirect | None = None
+
+
+async def _start_services(
+    supervisor: Supervisor,
+    directory: DataDirectory,
+    foundation: Callable[..., Foundation],
+    own_settings: Mapping[str, Settings | None],
+    extras: Extras,
+) -> _Inside:
+    """Each on a database of its own, one after the other."""
+    inside = _Inside()
+    for name in NAMES:
+        await supervisor.unless_stopping(migrate(name, directory.database(name)))
+        database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
+        service = await build(foundation(database=database), name, own_settings[name], extras)
+        if isinstance(service.fast_path, FastRedirect):
+            inside.redirects = service.fast_path
+        await service.join(supervisor)
+        inside.applications[name] = service.application
+        inside.checks[f"database of {name}"] = database.ping
+    return inside
+
+
+async def _nothing_to_start() -> None:
+    """The gateway is there as soon as it is built; only its end is something to do."""
 
 
 def _address(settings: ProcessSettings) -> str:

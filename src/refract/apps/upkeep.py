@@ -8,13 +8,14 @@ from pathlib import Path
 from refract.apps.builders import QUEUES
 from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES
+from refract.apps.service_database import existing, service_database
 from refract.kernel.errors import Misconfigured
 from refract.runtime.environment import Environment
 from refract.runtime.messages import DeadLetter
 from refract.runtime.migrations import current_revision, head_revision
 from refract.runtime.migrations import migrate as apply_migrations
 from refract.runtime.outbox import replay_outbox
-from refract.runtime.ports import Database, EventBus
+from refract.runtime.ports import EventBus
 from refract.runtime.settings import database_dsn, rabbitmq_url
 
 
@@ -64,7 +65,7 @@ async def replay_period(
     """Have a service publish again what it announced in a period; returns how many rows."""
     if not SERVICES[service].has_database:
         raise Misconfigured(f"FATAL: {service} has no database, so it has no events to publish again")
-    async with _database(environment, service, data_dir) as database:
+    async with service_database(environment, service, data_dir) as database:
         return await replay_outbox(database, since, until)
 
 
@@ -73,12 +74,6 @@ def _known_queue(name: str) -> str:
         known = ", ".join(queue.name for queue in QUEUES)
         raise Misconfigured(f'FATAL: there is no queue "{name}"; expected one of {known}')
     return name
-
-
-def _existing(file: Path) -> Path:
-    if not file.exists():
-        raise Misconfigured(f'FATAL: there is no instance in "{file.parent}"; name its place with --data-dir')
-    return file
 
 
 @asynccontextmanager
@@ -97,25 +92,8 @@ async def _bus(environment: Environment, data_dir: Path) -> AsyncIterator[EventB
     else:
         from refract.runtime.embedded.event_bus import EmbeddedBus  # noqa: PLC0415
 
-        embedded = await EmbeddedBus.open(_existing(DataDirectory(data_dir).bus))
+        embedded = await EmbeddedBus.open(existing(DataDirectory(data_dir).bus))
         try:
             yield embedded
         finally:
             await embedded.close()
-
-
-@asynccontextmanager
-async def _database(environment: Environment, service: str, data_dir: Path) -> AsyncIterator[Database]:
-    if environment.has("DATABASE_DSN"):
-        from refract.runtime.distributed.database import PostgresDatabase  # noqa: PLC0415
-
-        dsn = database_dsn(environment)
-        database: Database = await PostgresDatabase.open(dsn, service=service, pauses=(0.0,))
-    else:
-        from refract.runtime.embedded.database import EmbeddedDatabase  # noqa: PLC0415
-
-        database = await EmbeddedDatabase.open(_existing(DataDirectory(data_dir).database(service)))
-    try:
-        yield database
-    finally:
-        await database.close()

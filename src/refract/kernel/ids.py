@@ -85,9 +85,23 @@ def snowflake_worker(snowflake: int) -> int:
     return (snowflake >> SEQUENCE_BITS) & MAX_WORKER
 
 
+_LAST_BITS = (1 << 48) - 1
+
+
 def new_event_id() -> str:
     """A UUID for a link event. Version 7: ids made together lie together in the readers' indexes (ADR 0004)."""
     return str(uuid_utils.uuid7())
+
+
+def new_event_ids(count: int) -> list[bytes]:
+    """As many, which differ in their last 48 bits alone: one that is made by itself costs as much as ten of these.
+
+    The first of those bits are random as well, so that two batches of the same millisecond do not meet.
+    """
+    first = uuid_utils.uuid7()
+    prefix = str(first)[:24].encode()
+    start = first.int & _LAST_BITS
+    return [b"%b%012x" % (prefix, number & _LAST_BITS) for number in range(start, start + count)]
 
 
 def new_platform_event_id() -> str:

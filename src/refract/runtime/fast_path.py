@@ -2,39 +2,45 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order in which they came."""
 
 
-Admission = Callable[[str], tuple[bool, bytes]]
-"""Counts somebody's request, given by the hash of an address: whether it is admitted, and the header fields, each with
-its line end, that say how many more are."""
+class Admission(Protocol):
+    """Counts somebody's requests, given by the hash of an address."""
+
+    def __call__(self, who: str) -> tuple[bool, bytes]:
+        """Whether one more is admitted, and the header fields, each with its line end, that say how many more are."""
+
+    def all_of(self, who: str, count: int) -> int | None:
+        """Count so many at once if all of them are admitted: how many more would be after them. None counts none."""
+
+    def fields(self, remaining: int) -> bytes:
+        """What is said to somebody who is admitted and has so many left."""
 
 
-class HeldAnswer:
+class HeldAnswer(Struct, eq=False, gc=False):
     """An answer that leaves later, for example once its click is committed.
 
     The answers of a connection keep the order of its requests: one that is released early waits for those before it,
-    and whatever stands behind an unreleased one waits too.
+    and whatever stands behind an unreleased one waits too. The garbage collector need not look at them: the circle
+    through the connection is broken when the answer leaves or the client does.
     """
 
-    __slots__ = ("_deliver", "closes", "payload")
-
-    def __init__(self) -> None:
-        self.payload: bytes | None = None
-        self.closes = False
-        self._deliver: Callable[[HeldAnswer], None] | None = None
+    payload: bytes | None = None
+    closes: bool = False
+    deliver: "Callable[[HeldAnswer], None] | None" = None
+    """For the connection: where a release is reported, or None when nobody waits for it any more."""
 
     def release(self, payload: bytes) -> None:
         """Let the answer go. If the client has gone meanwhile, nothing happens."""
         self.payload = payload
-        if self._deliver is not None:
-            self._deliver(self)
-
-    def attach(self, deliver: Callable[["HeldAnswer"], None] | None) -> None:
-        """For the connection: where a release is reported, or None when nobody waits for it any more."""
-        self._deliver = deliver
+        if self.deliver is not None:
+            self.deliver(self)
 
 
 class FastPath(ABC):

@@ -66,7 +66,10 @@ MARK = Statement(
     "outbox_mark",
     "Remembers that rows are published; they stay as an audit trail until the retention is over.",
     "UPDATE outbox SET published_at = :now, last_error = NULL WHERE id = ANY(:ids)",
-    sqlite="UPDATE outbox SET published_at = :now, last_error = NULL WHERE id IN (SELECT value FROM json_each(:ids))",
+    sqlite="""
+    UPDATE outbox SET published_at = :now, room = NULL, last_error = NULL
+    WHERE id IN (SELECT value FROM json_each(:ids))
+    """,
 )
 POSTPONE = Statement(
     "outbox_postpone",

@@ -82,7 +82,7 @@ class RepeatedHeads(TurnTaking):
             # The usual case, in few words: there is no other on this connection, before it or after it.
             answer.closes = False
             if answer.payload is None:
-                answer.attach(self._released)
+                answer.deliver = self._released
                 self._turns.append(answer)
                 self._turn_since = self._shared.now
             else:
@@ -94,9 +94,7 @@ class RepeatedHeads(TurnTaking):
                 self._write(answer, closes=not keep_alive)
                 self._idle_since = self._shared.now
                 return
-            held = HeldAnswer()
-            held.payload = answer
-            answer = held
+            answer = HeldAnswer(answer)
         answer.closes = not keep_alive
-        answer.attach(self._released)
+        answer.deliver = self._released
         self._take_turn(answer)

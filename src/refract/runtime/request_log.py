@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from typing import TextIO
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TextIO
 
 from refract.runtime.metrics import Metrics
 from refract.runtime.telemetry import JsonFormatter
@@ -16,9 +17,20 @@ PAUSE = 0.05
 
 MAX_LINES = 4096
 
+MILLISECONDS_KNOWN = 1_000
+"""The end of a line with so short a duration is made once."""
 
 Line = tuple[bytes, bytes, int, float, float, bytes]
 """Method, path, status, when it began, when it ended, correlation id."""
+
+
+class Completed(Protocol):
+    """A request whose answer has left."""
+
+    path: bytes
+    status: int
+    begun: float
+    correlation_id: bytes
 
 
 class RequestLog:
@@ -34,6 +46,8 @@ class RequestLog:
         self._metrics = metrics
         self._route = route
         self._waiting: list[Line] = []
+        self._written: list[bytes] = []
+        self._endings: dict[int, list[bytes]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._writes = sample > 0 and log.isEnabledFor(logging.INFO)
         self.is_on = self._writes or metrics is not None
@@ -41,61 +55,82 @@ class RequestLog:
 
     def completed(self, method: bytes, path: bytes, status: int, begun: float, correlation_id: bytes) -> None:
         """Note a request that began at that monotonic second and ends now."""
-        self._waiting.append((method, path, status, begun, time.monotonic(), correlation_id))
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self.flush)
-        elif len(self._waiting) >= MAX_LINES:
-            self.flush()
+        ended = time.monotonic()
+        if self._metrics is not None:
+            self._metrics.request(self._service, method.decode("ascii"), self._route, status, ended - begun)
+        if self._writes:
+            self._note([(method, path, status, begun, ended, correlation_id)])
+
+    def completed_together(self, method: bytes, status: int, requests: Sequence[Completed]) -> None:
+        """Note requests that all end now, with one method and one status: the same in fewer words for each."""
+        ended = time.monotonic()
+        if self._metrics is not None:
+            seconds = [ended - request.begun for request in requests]
+            self._metrics.requests(self._service, method.decode("ascii"), self._route, status, seconds)
+        if not self._writes:
+            return
+        if self._sample < 1.0 or _json_handler() is None:
+            self._note([(method, each.path, status, each.begun, ended, each.correlation_id) for each in requests])
+            return
+        beginning = b'{"level":"info","time":%d,"service":"%b","correlation_id":"' % (
+            time.time() * 1000,
+            self._service.encode(),
+        )
+        middle = b'","method":"%b","path":"' % method
+        endings = self._endings_with(status)
+        for request in requests:
+            milliseconds = round((ended - request.begun) * 1000)
+            ending = endings[milliseconds] if milliseconds < MILLISECONDS_KNOWN else _ending(status, milliseconds)
+            self._written.append(b"".join((beginning, request.correlation_id, middle, request.path, ending)))
+        self._expect_flush()
 
     def flush(self) -> None:
-        """Count and write what was collected."""
+        """Write what was collected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        if self._metrics is not None:
-            self._count(self._metrics, waiting)
-        if self._sample < 1.0:
-            waiting = [line for line in waiting if random.random() < self._sample]  # noqa: S311  # no secret
-        handlers = logging.getLogger().handlers
-        if not waiting or not handlers or not self._writes:
-            return
-        handler = handlers[0]
-        if isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, JsonFormatter):
-            self._write(handler, waiting)
-        else:
+        written, self._written = self._written, []
+        handler = _json_handler()
+        if handler is None:
             self._log_singly(waiting)
+        else:
+            written += self._lines(waiting)
+        if written and handler is not None:
+            _write(handler, b"".join(written).decode("ascii"))
 
-    def _count(self, metrics: Metrics, waiting: list[Line]) -> None:
-        seconds: dict[tuple[bytes, int], list[float]] = {}
-        for method, _, status, begun, ended, _ in waiting:
-            known = seconds.get((method, status))
-            if known is None:
-                seconds[method, status] = [ended - begun]
-            else:
-                known.append(ended - begun)
-        for (method, status), each in seconds.items():
-            metrics.requests(self._service, method.decode("ascii"), self._route, status, each)
+    def _note(self, lines: Iterable[Line]) -> None:
+        if self._sample < 1.0:
+            lines = [line for line in lines if random.random() < self._sample]  # noqa: S311  # no secret
+        self._waiting += lines
+        self._expect_flush()
 
-    def _write(self, handler: "logging.StreamHandler[TextIO]", waiting: list[Line]) -> None:
+    def _expect_flush(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self.flush)
+        elif len(self._waiting) + len(self._written) >= MAX_LINES:
+            self.flush()
+
+    def _endings_with(self, status: int) -> list[bytes]:
+        endings = self._endings.get(status)
+        if endings is None:
+            endings = self._endings[status] = [_ending(status, each) for each in range(MILLISECONDS_KNOWN)]
+        return endings
+
+    def _lines(self, waiting: Sequence[Line]) -> Iterable[bytes]:
         offset = time.time() - time.monotonic()
         service = self._service.encode()
-        lines = b"".join(
-            b'{"level":"info","time":%d,"service":"%b","correlation_id":"%b","method":"%b","path":"%b",'
-            b'"status":%d,"duration_ms":%d,"msg":"request completed"}\n'
-            % ((ended + offset) * 1000, service, correlation_id, method, path, status, round((ended - begun) * 1000))
-            for method, path, status, begun, ended, correlation_id in waiting
-        )
-        handler.acquire()
-        try:
-            handler.stream.write(lines.decode("ascii"))
-            handler.flush()
-        except (OSError, ValueError):
-            return  # as with any other line: who cannot read the log does not stop the service
-        finally:
-            handler.release()
+        for method, path, status, begun, ended, correlation_id in waiting:
+            yield b'{"level":"info","time":%d,"service":"%b","correlation_id":"%b","method":"%b","path":"%b%b' % (
+                (ended + offset) * 1000,
+                service,
+                correlation_id,
+                method,
+                path,
+                _ending(status, round((ended - begun) * 1000)),
+            )
 
-    def _log_singly(self, waiting: list[Line]) -> None:
+    def _log_singly(self, waiting: Sequence[Line]) -> None:
         for method, path, status, begun, ended, correlation_id in waiting:
             fields = {
                 "service": self._service,
@@ -106,3 +141,26 @@ class RequestLog:
                 "duration_ms": round((ended - begun) * 1000),
             }
             log.info("request completed", extra=fields)
+
+
+def _ending(status: int, milliseconds: int) -> bytes:
+    return b'","status":%d,"duration_ms":%d,"msg":"request completed"}\n' % (status, milliseconds)
+
+
+def _json_handler() -> "logging.StreamHandler[TextIO] | None":
+    """Where lines go as they are; None where somebody else gives them their form."""
+    handlers = logging.getLogger().handlers
+    if handlers and isinstance(handlers[0], logging.StreamHandler) and isinstance(handlers[0].formatter, JsonFormatter):
+        return handlers[0]
+    return None
+
+
+def _write(handler: "logging.StreamHandler[TextIO]", lines: str) -> None:
+    handler.acquire()
+    try:
+        handler.stream.write(lines)
+        handler.flush()
+    except (OSError, ValueError):
+        return  # as with any other line: who cannot read the log does not stop the service
+    finally:
+        handler.release()

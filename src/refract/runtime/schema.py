@@ -50,22 +50,28 @@ def now() -> sa.TextClause:
 
 
 def create_outbox_v1() -> None:
-    """Events on their way to the bus. A row without `next_attempt_at` is due at once."""
+    """Events on their way to the bus. A row without `next_attempt_at` is due at once.
+
+    A row may hold hundreds of clicks, and SQLite writes a row anew when its length changes. So what changes stands in
+    front of the payload, and `room` takes as many bytes as `published_at` needs, and gives them up for it.
+    """
+    room = (sa.Column("room", sa.BigInteger(), server_default=sa.text(str(1 << 60))),)
     op.create_table(
         "outbox",
         sa.Column("id", identifier(), primary_key=True),
+        sa.Column("published_at", moment(), nullable=True),
+        *(room if op.get_context().dialect.name == "sqlite" else ()),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("next_attempt_at", moment(), nullable=True),
+        sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("exchange", sa.Text(), nullable=False),
         sa.Column("event_type", sa.Text(), nullable=False),
-        # Text and not JSONB, so that the bytes of a body come out as they went in.
-        sa.Column("payload", sa.Text(), nullable=False),
         sa.Column("message_id", sa.Text(), nullable=False),
         sa.Column("correlation_id", sa.Text(), nullable=False, server_default=sa.text("''")),
         sa.Column("mandatory", sa.Boolean(), nullable=False, server_default=sa.true()),
         sa.Column("created_at", moment(), nullable=False, server_default=now()),
-        sa.Column("published_at", moment(), nullable=True),
-        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
-        sa.Column("next_attempt_at", moment(), nullable=True),
-        sa.Column("last_error", sa.Text(), nullable=True),
+        # Text and not JSONB, so that the bytes of a body come out as they went in.
+        sa.Column("payload", sa.Text(), nullable=False),
     )
     # One index for each of the relay's two questions: a heap of rows of one kind costs the other nothing.
     _index_where("outbox_fresh", "id", "published_at IS NULL AND attempts = 0")

@@ -1,15 +1,17 @@
-"""Who a bearer token speaks for: verification of the tokens that identity signs with HS256 (M2)."""
+"""Who a bearer token speaks for: signing, which identity alone does, and verification, with HS256 (M2)."""
 
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, cast, get_args
 
+import uuid_utils
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
+from joserfc.jws import JWSRegistry
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Misconfigured, Unauthenticated
@@ -20,7 +22,13 @@ MAX_TOKEN_BYTES = 8 * 1024
 MIN_SECRET_BYTES = 32
 CLOCK_SKEW_SECONDS = 60
 MAX_REMEMBERED = 4096
+LIFETIME = timedelta(hours=24)
 
+Role = Literal["user", "administrator"]
+_ROLES = frozenset(get_args(Role))
+
+# The one algorithm; made once, because it would be made anew for every token.
+_REGISTRY = JWSRegistry(algorithms=[ALGORITHM])
 _COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]{43}\Z")
 # In any spelling that quoting or escaping in an environment file may leave behind.
 _PUBLIC_KEY = re.compile(r"-{4,5}\s?BEGIN .*(PUBLIC KEY|CERTIFICATE)|^\W*(ssh-|ecdsa-sha2-)")
@@ -39,27 +47,64 @@ class TokenRefused(Unauthenticated):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a valid token says."""
+    """What a valid token says. The generation is its owner's at the time of signing: below today's, it is dead."""
 
     subject: str
     email: str
     issued_at: datetime
     expires_at: datetime
     token_id: str = ""
+    role: Role = "user"
+    generation: int = 0
+
+    @property
+    def is_administrator(self) -> bool:
+        """Whether its owner may do what only administrators may."""
+        return self.role == "administrator"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A token fresh from the signer, and what its owner or a logout needs to know of it."""
+
+    token: str = field(repr=False)
+    token_id: str
+    expires_at: datetime
+
+
+class TokenSigner:
+    """Signs with the secret in use: the first of those that a verifier accepts."""
+
+    def __init__(self, secret: str, clock: Clock) -> None:
+        (self._key,) = _keys([secret])
+        self._clock = clock
+
+    def sign(self, subject: str, email: str, *, role: Role = "user", generation: int = 0) -> Signed:
+        """A token that lives for 24 hours to the second; role and generation are left out when they say nothing."""
+        issued_at = int(self._clock.now().timestamp())
+        expires_at = issued_at + int(LIFETIME.total_seconds())
+        token_id = str(uuid_utils.uuid4())
+        claims: dict[str, Any] = {
+            "sub": subject,
+            "email": email,
+            "iat": issued_at,
+            "exp": expires_at,
+            "iss": ISSUER,
+            "jti": token_id,
+        }
+        if role != "user":
+            claims["role"] = role
+        if generation:
+            claims["gen"] = generation
+        token = jwt.encode({"alg": ALGORITHM, "typ": "JWT"}, claims, self._key, registry=_REGISTRY)
+        return Signed(token, token_id, datetime.fromtimestamp(expires_at, UTC))
 
 
 class TokenVerifier:
     """Accepts what one of its secrets signed. More than one secret: the first is in use, the others run out."""
 
     def __init__(self, secrets: Sequence[str], clock: Clock) -> None:
-        if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
-            raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
-        if any(_PUBLIC_KEY.search(secret) for secret in secrets):
-            raise Misconfigured("FATAL: a token secret looks like a public key or a certificate, which is no secret")
-        try:
-            self._keys = [OctKey.import_key(secret, {"alg": ALGORITHM}) for secret in secrets]
-        except ValueError as error:
-            raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
+        self._keys = _keys(secrets)
         self._clock = clock
         self._remembered: OrderedDict[str, Claims] = OrderedDict()
 
@@ -85,7 +130,7 @@ class TokenVerifier:
         reason: Exception | None = None
         for key in self._keys:
             try:
-                decoded = jwt.decode(token, key, algorithms=[ALGORITHM])
+                decoded = jwt.decode(token, key, registry=_REGISTRY)
             except (JoseError, ValueError, TypeError, RecursionError) as error:
                 reason = error
                 continue
@@ -102,6 +147,11 @@ class TokenVerifier:
             raise TokenRefused("no subject")
         if not isinstance(email, str) or not isinstance(token_id, str):
             raise TokenRefused("claims of the wrong type")
+        role, generation = payload.get("role", "user"), payload.get("gen", 0)
+        if not isinstance(role, str) or role not in _ROLES:
+            raise TokenRefused("unknown role")
+        if not isinstance(generation, int) or isinstance(generation, bool) or generation < 0:
+            raise TokenRefused("not a generation")
         issued_at, expires_at = _moment(payload, "iat"), _moment(payload, "exp")
         now = self._clock.now()
         if expires_at <= now:
@@ -110,7 +160,19 @@ class TokenVerifier:
             raise TokenRefused("issued in the future")
         if "nbf" in payload and (_moment(payload, "nbf") - now).total_seconds() > CLOCK_SKEW_SECONDS:
             raise TokenRefused("not valid yet")
-        return Claims(subject, email, issued_at, expires_at, token_id)
+        return Claims(subject, email, issued_at, expires_at, token_id, cast(Role, role), generation)
+
+
+def _keys(secrets: Sequence[str]) -> list[OctKey]:
+    """The keys of secrets that are fit to be keys."""
+    if not secrets or any(len(secret.encode()) < MIN_SECRET_BYTES for secret in secrets):
+        raise Misconfigured(f"FATAL: a token secret must be at least {MIN_SECRET_BYTES} bytes long")
+    if any(_PUBLIC_KEY.search(secret) for secret in secrets):
+        raise Misconfigured("FATAL: a token secret looks like a public key or a certificate, which is no secret")
+    try:
+        return [OctKey.import_key(secret, {"alg": ALGORITHM}) for secret in secrets]
+    except ValueError as error:
+        raise Misconfigured(f"FATAL: a token secret cannot be used: {error}") from error
 
 
 def bearer_token(header: str | None) -> str | None:

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -57,23 +58,24 @@ class Shared:
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Refusal(HeldAnswer):
+class Refusal(HeldAnswer, eq=False, gc=False):
     """The last answer of a connection, to a request that nobody handles."""
 
-    __slots__ = ()
-
-    def __init__(self, status: int, date: list[tuple[bytes, bytes]]) -> None:
-        super().__init__()
+    @classmethod
+    def of(cls, status: int, date: list[tuple[bytes, bytes]]) -> Self:
+        """The refusal with this status."""
         correlation_id = new_correlation_id()
         log.info("request refused", extra={"status": status, "correlation_id": correlation_id})
         body = error_body(_REFUSALS[status])
-        self.payload = b"".join(
-            (
-                STATUS_LINE[status],
-                *(b"%s: %s\r\n" % pair for pair in date),
-                b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
-                b"x-correlation-id: %s\r\nconnection: close\r\n\r\n" % correlation_id.encode(),
-                body,
+        return cls(
+            b"".join(
+                (
+                    STATUS_LINE[status],
+                    *(b"%s: %s\r\n" % pair for pair in date),
+                    b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
+                    b"x-correlation-id: %s\r\nconnection: close\r\n\r\n" % correlation_id.encode(),
+                    body,
+                )
             )
         )
 
@@ -198,14 +200,14 @@ class TurnTaking(HttpToolsProtocol):
             self._shared.on_refusal(status)  # the application never saw it, and so did not count it
         while turn in self._turns:
             self._drop_last_turn(status)
-        self._take_turn(Refusal(status, self.server_state.default_headers))
+        self._take_turn(Refusal.of(status, self.server_state.default_headers))
 
     def _drop_last_turn(self, status: int = CLIENT_LEFT) -> None:
         turn = self._turns.pop()
         if isinstance(turn, Exchange):
             turn.abandon(status)
         else:
-            turn.attach(None)
+            turn.deliver = None
 
     def _linger(self) -> None:
         """Close in a way that lets the client read our answer while it is still sending: throw away what comes."""

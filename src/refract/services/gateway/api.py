@@ -14,12 +14,32 @@ Token = Literal["none", "optional", "required", "administrator"]
 """Whether a route wants a token: not looked at; checked where one is sent; demanded; demanded of an administrator, or
 as an API key with the scope for it (decision 17)."""
 
-Limit = Literal["shorten", "bulk", "redirect"]
+CountedBy = Literal["address", "user", "key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A rate limit: its name, which is also its policy's, and by what requests are counted."""
+
+    name: str
+    by: CountedBy
+
+
+SHORTEN = Limit("shorten", "address")
+REDIRECT = Limit("redirect", "address")
+BULK = Limit("bulk", "user")
+"""Counted by links, URL by URL (decision 32): the gateway has no policy of this name."""
+API_KEY = Limit("api_key", "key")
+"""In the place of any row's own limit for a caller with an API key, which is not slowed down by its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row: what the public sees, where it goes, its rate limit, and whether the target's breaker may refuse it."""
+    """One row: what the public sees, where it goes, its rate limit, and whether the target's breaker may refuse it.
+
+    `own_origin`: it signs somebody in, and so another site must not send a browser there. `streams`: its answer may
+    last for hours, and is not counted among the requests in flight.
+    """
 
     methods: tuple[str, ...]
     path: str
@@ -28,6 +48,8 @@ class Route:
     token: Token
     limit: Limit | None
     breaker: bool
+    own_origin: bool = False
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +81,24 @@ def _route(
     *,
     limit: Limit | None = None,
     breaker: bool = True,
+    own_origin: bool = False,
+    streams: bool = False,
 ) -> Route:
     public, inner = next(((old, new) for old, new in _PREFIXES if path.startswith(old)), ("", ""))
     forward = inner + path.removeprefix(public)
     allowed = (methods,) if isinstance(methods, str) else methods
-    return Route(allowed, path, target, forward, token, limit, breaker)
+    return Route(allowed, path, target, forward, token, limit, breaker, own_origin, streams)
 
+
+SESSION_COOKIE = "refract_session"
+"""Carries a browser's token: identity sets it, and here it is taken for a bearer token."""
 
 ROUTES: tuple[Route, ...] = (
     # Links. A short link has two addresses; /r/ is the specification's, the bare one is what people share.
-    _route(GET, "/{code}", "links", "none", limit="redirect"),
-    _route(GET, "/r/{code}", "links", "none", limit="redirect"),
-    _route("POST", "/api/shorten", "links", limit="shorten"),
-    _route("POST", "/api/shorten/bulk", "links", limit="bulk"),
+    _route(GET, "/{code}", "links", "none", limit=REDIRECT),
+    _route(GET, "/r/{code}", "links", "none", limit=REDIRECT),
+    _route("POST", "/api/shorten", "links", limit=SHORTEN),
+    _route("POST", "/api/shorten/bulk", "links", limit=BULK),
     _route(GET, "/api/urls", "links"),
     _route((*GET, "PATCH", "DELETE"), "/api/urls/{code}", "links"),
     _route(GET, "/api/urls/{code}/qr.svg", "links"),
@@ -83,11 +110,11 @@ ROUTES: tuple[Route, ...] = (
     _route(GET, "/api/stats/{code}/breakdown", "analytics"),
     _route(GET, "/api/stats/{code}/visitors", "analytics"),
     _route(GET, "/api/stats/{code}/clicks", "analytics"),
-    _route(GET, "/api/stats/{code}/live", "analytics"),
+    _route(GET, "/api/stats/{code}/live", "analytics", streams=True),
     _route(GET, "/api/stats/summary", "analytics"),
     # Identity. Signing in has neither limit nor breaker here: failures are counted by identity itself (decision 14).
     _route("POST", "/api/auth/register", "identity", "none", breaker=False),
-    _route("POST", "/api/auth/login", "identity", "none", breaker=False),
+    _route("POST", "/api/auth/login", "identity", "none", breaker=False, own_origin=True),
     _route("POST", "/api/auth/logout", "identity", breaker=False),
     _route("POST", "/api/auth/password", "identity", breaker=False),
     _route("POST", "/api/auth/verify", "identity", "none", breaker=False),
@@ -108,7 +135,7 @@ ROUTES: tuple[Route, ...] = (
     _route((*GET, "POST"), "/api/projects", "projects"),
     _route(GET, "/api/projects/{id}", "projects"),
     _route(GET, "/api/projects/{id}/items", "projects"),
-    _route(GET, "/api/projects/{id}/live", "projects"),
+    _route(GET, "/api/projects/{id}/live", "projects", streams=True),
     _route("POST", "/api/projects/{id}/cancel", "projects"),
     _route("POST", "/api/projects/{id}/retry", "projects"),
     # The SMS gateway, which has an /api of its own.
@@ -161,6 +188,7 @@ def resolve(method: str, path: str) -> Match | WrongMethod | None:
     return Match(route, route.forward.format_map(values))
 
 
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]+")
 _VALUE = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
 
 
@@ -170,13 +198,15 @@ def _may_be_a_value(segment: str) -> bool:
     The target decodes it once. `%2F`, `..`, `%2e%2e`, a second layer of encoding and control characters could lead out
     of the template; `/r/metrics` or `/%75rls` would reach a route of the target that this table never meant to open.
     """
+    if _UNRESERVED.fullmatch(segment) is not None:  # nearly all of them
+        return segment not in _NO_VALUES
     if _VALUE.fullmatch(segment) is None:
         return False
     try:
         value = unquote(segment, errors="strict")
     except UnicodeDecodeError:
         return False
-    if value in _RESERVED or value in {".", ".."}:
+    if value in _NO_VALUES:
         return False
     return value.isprintable() and not any(character in "/\\%" for character in value)
 
@@ -212,4 +242,4 @@ def _grow(routes: Iterable[Route]) -> _Node:
 
 
 _TREE = _grow(ROUTES)
-_RESERVED = reserved_words()
+_NO_VALUES = reserved_words() | {".", ".."}

@@ -23,5 +23,9 @@ class Services(Protocol):
     async def healthy(self, target: str) -> bool:
         """Whether a service answers its health check now."""
 
+    async def fetch(self, target: str, path: str, query: Mapping[str, str]) -> bytes:
+        """The body of a service's answer to a question of our own. Raises UnknownUpstream, or UpstreamFailed for
+        everything but a whole answer with status 200."""
+
     async def close(self) -> None:
         """Give everything back."""

@@ -18,28 +18,32 @@ URL_VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What the gateway asks for in distributed mode: a URL for each service."""
+    """What the gateway asks for in distributed mode: a URL for each service, and the one that the public knows."""
 
     urls: Mapping[str, str]
+    base_url: str = ""
+    """Where a browser's session may be used from, beside the address by which it came."""
 
     @classmethod
     def from_environment(cls, environment: Environment) -> Self:
-        """Each of the URLs is required."""
-        return cls({target: environment.endpoint(variable) for target, variable in URL_VARIABLES.items()})
+        """Each of the services' URLs is required."""
+        urls = {target: environment.endpoint(variable) for target, variable in URL_VARIABLES.items()}
+        return cls(urls, environment.endpoint("BASE_URL") if environment.has("BASE_URL") else "")
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """How often one address may come in a minute, by the name of the limit; 0 is off (decision 14)."""
+    """How often one address may come in a minute, or one API key in an hour, by the limit's name; 0 is off."""
 
     per_minute: Mapping[str, int]
 
     @classmethod
     def from_environment(cls, environment: Environment) -> Self:
-        """M5's figures unless others are set."""
+        """The figures of M5, and of document 004 for API keys, unless others are set (decision 14)."""
         return cls(
             {
                 "shorten": environment.integer("RATE_LIMIT_SHORTEN", 10),
                 "redirect": environment.integer("RATE_LIMIT_REDIRECT", 300),
+                "api_key": environment.integer("RATE_LIMIT_API_KEY", 1000),
             }
         )

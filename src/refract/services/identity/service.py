@@ -1,9 +1,94 @@
 """Builds the rooms of identity into one service."""
 
-from refract.runtime.service import Foundation, Service, compose
+from typing import Any
+
+from refract.runtime.ports import RateLimiter
+from refract.runtime.service import Foundation, Service, Task, compose
+from refract.runtime.settings import derived_secret
+from refract.runtime.tokens import TokenSigner
+from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.api import WIRE_NAME
+from refract.services.identity.commands.forgetting import Forgetting
+from refract.services.identity.commands.leaving import Leaving
+from refract.services.identity.commands.mailing import MailLimits, Mails
+from refract.services.identity.commands.passwords import ChangingPassword
+from refract.services.identity.commands.registering import Registering
+from refract.services.identity.commands.resetting import AskingForReset, Resetting
+from refract.services.identity.commands.signing_in import SigningIn
+from refract.services.identity.commands.sweeping import Sweeper
+from refract.services.identity.commands.throttling import Throttle
+from refract.services.identity.commands.verifying import Verifying
+from refract.services.identity.domain.passwords import common_passwords
+from refract.services.identity.http.accounts import account_routes, own_routes
+from refract.services.identity.http.leaving import leaving_routes, revocation_routes
+from refract.services.identity.http.mail_tokens import mail_token_routes
+from refract.services.identity.http.routes import identity_routes
+from refract.services.identity.queries.revocations import RevocationQueries
+from refract.services.identity.reactions import QUEUES, reset_requests
+from refract.services.identity.settings import IdentitySettings
 
 
-def build_identity(foundation: Foundation) -> Service:
-    """The service on the foundation it is given."""
-    return compose(WIRE_NAME, foundation)
+async def build_identity(
+    foundation: Foundation,
+    settings: IdentitySettings,
+    limiter: RateLimiter,
+    secret: str,
+    *,
+    hasher: Hasher | None = None,
+) -> Service:
+    """The service on the foundation it is given; it signs with `secret`, the first of those that tokens are known by.
+
+    Addresses and accounts are counted under hashes with a salt that comes from the same secret.
+    """
+    if settings.password_policy == "strict":  # noqa: S105  # a word, not a password
+        common_passwords()  # now, so that nobody waits for it later
+    database, clock = foundation.database, foundation.clock
+    hasher = hasher or Hasher(threads=settings.hashing_threads)
+    salt = derived_secret(secret, "LOGIN_SALT")
+    throttle, limits = Throttle(limiter, salt), MailLimits(limiter, salt)
+    mails = Mails(clock, settings.base_url, dual_publish=settings.dual_publish)
+    asking = AskingForReset(database, clock, limits, mails)
+    registering = Registering(database, clock, hasher, mails, limits, settings.password_policy)
+    signing_in = SigningIn(
+        database,
+        hasher,
+        throttle,
+        TokenSigner(secret, clock),
+        require_verified_email=settings.require_verified_email,
+    )
+
+    async def close() -> None:
+        hasher.close()
+
+    return compose(
+        WIRE_NAME,
+        foundation,
+        routes=identity_routes(
+            foundation.tokens,
+            public=[
+                *account_routes(registering, signing_in, settings.base_url),
+                *_mail_routes(foundation, settings, hasher, asking),
+                *revocation_routes(RevocationQueries(database, clock)),
+            ],
+            for_users=[*own_routes(), *_leaving_routes(foundation, settings, hasher, throttle)],
+        ),
+        queues=QUEUES,
+        reactions=[reset_requests(asking)],
+        tasks=[Task("sweeper", Sweeper(database, clock).run, close), Task("forgetting", Forgetting(database).run)],
+    )
+
+
+def _mail_routes(
+    foundation: Foundation, settings: IdentitySettings, hasher: Hasher, asking: AskingForReset
+) -> list[Any]:
+    database, clock = foundation.database, foundation.clock
+    resetting = Resetting(database, clock, hasher, settings.password_policy)
+    return mail_token_routes(Verifying(database, clock), asking, resetting)
+
+
+def _leaving_routes(
+    foundation: Foundation, settings: IdentitySettings, hasher: Hasher, throttle: Throttle
+) -> list[Any]:
+    database, clock = foundation.database, foundation.clock
+    changing = ChangingPassword(database, clock, hasher, throttle, settings.password_policy)
+    return leaving_routes(Leaving(database, clock), changing, settings.base_url)

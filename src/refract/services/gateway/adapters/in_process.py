@@ -1,9 +1,12 @@
 """Reaches services that live in this process: a request is a call of their application, without a socket."""
 
+import asyncio
 from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
 
 from refract.runtime.edge import Application, Receive, Scope, Send
-from refract.services.gateway.domain.headers import UnknownUpstream
+from refract.services.gateway.domain.headers import UnknownUpstream, UpstreamFailed
 
 
 class InProcess:
@@ -14,9 +17,7 @@ class InProcess:
 
     async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the service's application; it reads the client's body and writes the client's answer itself."""
-        application = self._applications.get(target)
-        if application is None:
-            raise UnknownUpstream
+        application = self._application(target)
         scope["headers"] = [(b"host", target.encode()), *scope["headers"]]
         await application(scope, receive, send)
 
@@ -29,5 +30,67 @@ class InProcess:
         """A service in this process is as healthy as the process is."""
         return target in self._applications
 
+    async def fetch(self, target: str, path: str, query: Mapping[str, str]) -> bytes:
+        """Call the service's application with a request of our own."""
+        question = _Question()
+        await self._application(target)(_scope(target, path, query), question.receive, question.send)
+        return question.answer()
+
     async def close(self) -> None:
         """Nothing is held: the applications belong to whoever built them."""
+
+    def _application(self, target: str) -> Application:
+        application = self._applications.get(target)
+        if application is None:
+            raise UnknownUpstream
+        return application
+
+
+class _Question:
+    """Both ends of a request that nobody sent over a socket: it has no body, and its answer is gathered."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._status = 0
+        self._pieces: list[bytes] = []
+        self._whole = False
+
+    async def receive(self) -> Any:
+        """The empty body, and then nothing: whoever asks does not go away."""
+        if self._asked:
+            await asyncio.get_running_loop().create_future()
+        self._asked = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(self, message: Any) -> None:
+        """Take a part of the answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        else:
+            self._pieces.append(message.get("body", b""))
+            self._whole = not message.get("more_body", False)
+
+    def answer(self) -> bytes:
+        """The body, if it is what was asked for."""
+        if self._status != 200 or not self._whole:
+            raise UpstreamFailed(f"status {self._status}")
+        return b"".join(self._pieces)
+
+
+def _scope(target: str, path: str, query: Mapping[str, str]) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": urlencode(query).encode(),
+        "root_path": "",
+        "headers": [(b"host", target.encode())],
+        "client": None,
+        "server": None,
+        "state": {},
+        "extensions": {},
+    }

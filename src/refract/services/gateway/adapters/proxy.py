@@ -3,20 +3,15 @@
 import asyncio
 import logging
 import string
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from types import SimpleNamespace
-from urllib.parse import quote
-
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
+from collections.abc import Mapping
+from urllib.parse import quote, urlencode
 
 from refract.kernel.errors import RefractError
 from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
 from refract.runtime.exchange import can_be_written
+from refract.services.gateway.adapters.connections import Connection, Pool
+from refract.services.gateway.adapters.exchanges import ClientLeft, ConnectionDied, Exchange, Question, Trouble
 from refract.services.gateway.domain.headers import Header, UnknownUpstream, UpstreamFailed, answered_headers
 
 logger = logging.getLogger("refract.gateway.proxy")
@@ -25,12 +20,10 @@ CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 30.0
 """Seconds that a service has for the headers of its answer once it has the request, or to take a piece of its body."""
 
-KEEP_ALIVE = 30.0
-"""Seconds that an idle connection is kept: well under the services' own 120, so that we rarely find one dead."""
+LOOK_AROUND = 0.1
+"""Seconds between two looks at what is under way, for deadlines and for clients that have gone."""
 
-_REPEATABLE = frozenset({"GET", "HEAD"})
 _WITHOUT_BODY = frozenset({204, 304})
-_MADE_BY_THE_CLIENT_LIBRARY = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _QUERY_AS_SENT = string.punctuation.replace("#", "")
 
 
@@ -44,265 +37,193 @@ class Proxy:
         connect_timeout: float = CONNECT_TIMEOUT,
         answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
-        self._urls = {target: url.rstrip("/") for target, url in urls.items()}
+        self._pools = {target: Pool(url, connect_timeout) for target, url in urls.items()}
         self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._under_way: set[Exchange] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask the service and pass its answer on; a client that goes away takes the question with it."""
-        session = self._session(target)
-        client = _Client(receive)
-        await client.begin()
-        question = _Question(
-            method=scope["method"], url=self._url(target, scope), headers=_texts(scope["headers"]), client=client
-        )
-        exchange = asyncio.create_task(self._exchange(target, session, question, send))
-        departure = asyncio.create_task(client.departure())
+        pool = self._pool(target)
+        first: Message = await receive()
+        if first["type"] == "http.disconnect":
+            return
+        question = Question(scope["method"], _target(pool, scope), pool.host, scope["headers"], first)
+        exchange = Exchange(receive, question)
+        self._look_after(exchange)
         try:
-            await asyncio.wait((exchange, departure), return_when=asyncio.FIRST_COMPLETED)
-            (exchange if exchange.done() else departure).result()
+            connection = await self._ask(pool, question, exchange)
+            try:
+                await _pass_on(target, connection, exchange, send)
+            finally:
+                connection.let_go(exchange)
+        except ClientLeft:
+            return
+        except (Trouble, OSError) as error:
+            reason = _reason(error)
+            logger.error("proxy error", extra={"target": target, "reason": reason})  # noqa: TRY400 - no stack to show
+            raise UpstreamFailed(reason) from error
         finally:
-            exchange.cancel()
-            departure.cancel()
-            await asyncio.gather(exchange, departure, return_exceptions=True)
+            self._under_way.discard(exchange)
+            exchange.end()
 
     @property
     def places(self) -> Mapping[str, str]:
         """Their URLs, without credentials."""
-        return {target: without_credentials(url) for target, url in self._urls.items()}
+        return {target: without_credentials(pool.place) for target, pool in self._pools.items()}
 
     async def healthy(self, target: str) -> bool:
         """Whether it answers 200 to its health check."""
-        timeout = aiohttp.ClientTimeout(total=self._connect_timeout)
         try:
-            async with self._session(target).get(f"{self._urls[target]}/health", timeout=timeout) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, OSError, UpstreamFailed):
+            await self.fetch(target, "/health", {})
+        except UpstreamFailed:
             return False
+        return True
+
+    async def fetch(self, target: str, path: str, query: Mapping[str, str]) -> bytes:
+        """Ask the service over HTTP; a question of our own is small, and gets no more time than a connection does."""
+        pool = self._pool(target)
+        where = _target(pool, {"raw_path": path.encode(), "query_string": urlencode(query).encode()})
+        question = Question("GET", where, pool.host, (), {})
+        exchange = Exchange(_patient, question)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                connection = await self._ask(pool, question, exchange)
+                try:
+                    pieces = [await connection.take(exchange)]
+                    while not exchange.whole:
+                        pieces.append(await connection.take(exchange))
+                finally:
+                    connection.let_go(exchange)
+        except (Trouble, OSError) as error:  # a TimeoutError is an OSError
+            raise UpstreamFailed(_reason(error)) from error
+        if exchange.status != 200:
+            raise UpstreamFailed(f"status {exchange.status}")
+        return b"".join(pieces)
 
     async def close(self) -> None:
         """Close every connection, and make no other."""
         self._closed = True
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            await session.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for pool in self._pools.values():
+            await pool.close()
 
-    def _session(self, target: str) -> aiohttp.ClientSession:
-        session = self._sessions.get(target)
-        if session is not None:
-            return session
-        if target not in self._urls:
+    def _pool(self, target: str) -> Pool:
+        pool = self._pools.get(target)
+        if pool is None:
             raise UnknownUpstream
         if self._closed:
             raise UpstreamFailed("we are stopping")
-        session = self._sessions[target] = aiohttp.ClientSession(
-            # Without a bound: our own server bounds the requests, and an event stream holds its connection for hours.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout),
-            skip_auto_headers=_MADE_BY_THE_CLIENT_LIBRARY,
-            auto_decompress=False,
-            middlewares=(_without_its_own_retries,),
-            trace_configs=[_reuse_noticed()],
-        )
-        return session
+        return pool
 
-    def _url(self, target: str, scope: Scope) -> URL:
-        query = quote(scope["query_string"], safe=_QUERY_AS_SENT)
-        path = scope["raw_path"].decode("ascii")
-        return URL(f"{self._urls[target]}{path}{'?' if query else ''}{query}", encoded=True)
+    async def _ask(self, pool: Pool, question: Question, exchange: Exchange) -> Connection:
+        """Send the request, and return when the head of the answer is here."""
+        connection = pool.waiting()
+        if connection is not None:
+            try:
+                return await self._ask_on(connection, question, exchange)
+            except ConnectionDied:
+                # It may have died of old age; what a fresh one says about the service is the truth.
+                if exchange.heard or not question.repeatable or self._closed:
+                    raise
+                exchange.error = None
+        return await self._ask_on(await _connected(pool, exchange), question, exchange)
 
-    async def _exchange(self, target: str, session: aiohttp.ClientSession, question: "_Question", send: Send) -> None:
+    async def _ask_on(self, connection: Connection, question: Question, exchange: Exchange) -> Connection:
         try:
-            answer = await self._ask(session, question)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _failure(target, _reason(error)) from error
+            if question.streams:
+                connection.ask(exchange, question.head)
+                exchange.upload(question, connection.write, self._answer_timeout)
+            else:
+                connection.ask(exchange, question.head + question.body)
+                # A second try has no more time than the first one left.
+                exchange.deadline = min(exchange.deadline, asyncio.get_running_loop().time() + self._answer_timeout)
+            await exchange.head()
+        except BaseException:
+            connection.let_go(exchange)
+            raise
+        return connection
+
+    def _look_after(self, exchange: Exchange) -> None:
+        self._under_way.add(exchange)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_AROUND, self._look_around)
+
+    def _look_around(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for exchange in tuple(self._under_way):
+            exchange.check(now, loop)
+        self._timer = loop.call_later(LOOK_AROUND, self._look_around) if self._under_way else None
+
+
+async def _patient() -> Message:
+    """Stands in for a client where we are the client ourselves: it does not go away."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+async def _connected(pool: Pool, exchange: Exchange) -> Connection:
+    """A new connection, unless the client goes away before."""
+    connecting = asyncio.ensure_future(pool.connect())
+    connecting.add_done_callback(lambda _: exchange.wake())
+    try:
+        while not connecting.done():
+            await exchange.news()
+        return connecting.result()
+    except BaseException:
+        connecting.cancel()
+        connecting.add_done_callback(_hang_up)
+        raise
+
+
+def _hang_up(connecting: "asyncio.Future[Connection]") -> None:
+    """Nobody wants the connection any more, and it may have come to be all the same."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()
+
+
+async def _pass_on(target: str, connection: Connection, exchange: Exchange, send: Send) -> None:
+    headers = _answered_headers(exchange)
+    if not can_be_written(exchange.status, headers):
+        raise Trouble(f"an answer that cannot be passed on, with status {exchange.status}")
+    await send({"type": "http.response.start", "status": exchange.status, "headers": headers})
+    more = True
+    while more:
         try:
-            headers = _answered_headers(answer)
-            if not can_be_written(answer.status, headers):
-                raise _failure(target, f"an answer that cannot be passed on, with status {answer.status}")
-            await _pass_on(answer, headers, question.method, send)
-        except (aiohttp.ClientError, OSError) as error:
+            piece = await connection.take(exchange)
+        except (Trouble, OSError) as error:
             extra = {"target": target, "reason": _reason(error)}
             logger.error("upstream broke off its answer", extra=extra)  # noqa: TRY400 - no stack to show
-        finally:
-            answer.close()
-
-    async def _ask(self, session: aiohttp.ClientSession, question: "_Question") -> aiohttp.ClientResponse:
-        connection = SimpleNamespace(reused=False)
-        try:
-            return await self._ask_once(session, question, connection)
-        except _ConnectionDied:
-            # A pooled connection may have died of old age; what a fresh one says about the service is the truth.
-            if not connection.reused or not question.repeatable:
-                raise
-        return await self._ask_once(session, question, SimpleNamespace())
-
-    async def _ask_once(
-        self, session: aiohttp.ClientSession, question: "_Question", connection: SimpleNamespace
-    ) -> aiohttp.ClientResponse:
-        if session.closed:
-            raise _ConnectionDied
-        async with asyncio.timeout(None) as deadline:
-            return await session.request(
-                question.method,
-                question.url,
-                headers=question.headers,
-                data=question.client.body(deadline, self._answer_timeout),
-                allow_redirects=False,
-                trace_request_ctx=connection,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A request as it goes to a service."""
-
-    method: str
-    url: URL
-    headers: CIMultiDict[str]
-    client: "_Client"
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether asking twice does no harm, and is possible: a body that streams can be read once."""
-        return self.method in _REPEATABLE and not self.client.streams
-
-
-class _Client:
-    """The client's side of an exchange: its body as it comes, and the news that it went away."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._first: Message = {"type": "http.disconnect"}
-        self._read_to_the_end = asyncio.Event()
-        self._departed = False
-        self._trouble: RefractError | None = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether there is more of the body than what came with the first message."""
-        return bool(self._first.get("more_body", False))
-
-    async def begin(self) -> None:
-        """Take the first message, which is all there is of most requests."""
-        self._first = await self._receive()
-        self._departed = self._first["type"] == "http.disconnect"
-        if not self.streams:
-            self._read_to_the_end.set()
-
-    def body(self, deadline: asyncio.Timeout, patience: float) -> bytes | AsyncIterator[bytes] | None:
-        """The body, if there is one. The deadline runs while the service is awaited, and never while the client is."""
-        if self.streams:
-            return self._pieces(deadline, patience)
-        _move(deadline, patience)
-        return self._first.get("body") or None
-
-    async def departure(self) -> None:
-        """Return when the client is gone; raise what was wrong with its body."""
-        await self._read_to_the_end.wait()
-        if self._trouble is not None:
-            raise self._trouble
-        while not self._departed:
-            self._departed = (await self._receive())["type"] == "http.disconnect"
-
-    async def _pieces(self, deadline: asyncio.Timeout, patience: float) -> AsyncIterator[bytes]:
-        message = self._first
-        while message["type"] == "http.request":
-            _move(deadline, patience)
-            if piece := message.get("body"):
-                yield piece
-            if not message.get("more_body", False):
-                self._read_to_the_end.set()
-                return
-            _move(deadline, None)
-            try:
-                message = await self._receive()
-            except RefractError as error:
-                self._trouble = error
-                break
-        # To end here would make half a body look whole: the exchange is cancelled as soon as the departure is seen.
-        self._departed = True
-        self._read_to_the_end.set()
-        await asyncio.get_running_loop().create_future()
-
-
-def _move(deadline: asyncio.Timeout, patience: float | None) -> None:
-    # A service may answer before it has read the whole body; from then on nobody waits, and the deadline is over.
-    with suppress(RuntimeError):
-        deadline.reschedule(None if patience is None else asyncio.get_running_loop().time() + patience)
-
-
-def _failure(target: str, reason: str) -> UpstreamFailed:
-    logger.error("proxy error", extra={"target": target, "reason": reason})
-    return UpstreamFailed(reason)
-
-
-def _reason(error: Exception) -> str:
-    """What kind of error it is. The library's own words can hold the URL, and a query can hold secrets."""
-    kind = type(error.__cause__ if isinstance(error, _ConnectionDied) and error.__cause__ else error).__name__
-    return f"{kind}: {error.strerror}" if isinstance(error, OSError) and error.strerror else kind
-
-
-def _answered_headers(answer: aiohttp.ClientResponse) -> list[Header]:
-    headers = answered_headers(answer.raw_headers)
-    if answer.status in _WITHOUT_BODY:
-        # A server takes a length as a promise of so many bytes.
-        headers = [(name, value) for name, value in headers if name != b"content-length"]
-    return headers
-
-
-async def _pass_on(answer: aiohttp.ClientResponse, headers: list[Header], method: str, send: Send) -> None:
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    more = method != "HEAD" and answer.status not in _WITHOUT_BODY
-    if not more:
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-    while more:
-        piece = await answer.content.readany()
-        more = not answer.content.at_eof()
+            return
+        except RefractError:
+            return  # the rest of the request is refused, and half an answer has left: only a cut can say so
+        more = not exchange.whole
+        if not more:
+            connection.let_go(exchange)
         await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
-def _texts(headers: Iterable[Header]) -> CIMultiDict[str]:
-    # The client library takes texts and writes them as UTF-8, without surrogates: a value that is UTF-8 arrives as it
-    # was sent, and any other, which cannot be passed on byte by byte, as what it says in Latin-1.
-    return CIMultiDict((name.decode("latin-1"), _text(value)) for name, value in headers)
+def _target(pool: Pool, scope: Scope) -> bytes:
+    """The request's target as it was sent; what no URL may hold is encoded."""
+    query: bytes = scope["query_string"]
+    target: bytes = pool.prefix + scope["raw_path"]
+    return b"%b?%b" % (target, quote(query, safe=_QUERY_AS_SENT).encode("ascii")) if query else target
 
 
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+def _reason(error: Exception) -> str:
+    """What kind of error it is, in words that hold nothing of the request: a query can hold secrets."""
+    if isinstance(error, Trouble):
+        return str(error)
+    kind = type(error).__name__
+    return f"{kind}: {error.strerror}" if isinstance(error, OSError) and error.strerror else kind
 
 
-class _ConnectionDied(aiohttp.ClientError):
-    """A connection that ended before an answer began."""
-
-
-async def _without_its_own_retries(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Keep aiohttp from asking again by itself, as it would for PUT and DELETE too, and on fresh connections."""
-    try:
-        return await handler(request)
-    except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
-        raise
-    except aiohttp.ClientConnectionError as error:
-        raise _ConnectionDied from error
-
-
-def _reuse_noticed() -> aiohttp.TraceConfig:
-    """Has the context of each request say whether its connection came out of the pool."""
-    trace = aiohttp.TraceConfig()
-
-    async def reused(
-        _session: aiohttp.ClientSession, context: SimpleNamespace, _parameters: aiohttp.TraceConnectionReuseconnParams
-    ) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx.reused = True
-
-    trace.on_connection_reuseconn.append(reused)
-    return trace
+def _answered_headers(exchange: Exchange) -> list[Header]:
+    headers = answered_headers(exchange.headers)
+    if exchange.status in _WITHOUT_BODY:
+        # A server takes a length as a promise of so many bytes.
+        headers = [(name, value) for name, value in headers if name != b"content-length"]
+    return headers

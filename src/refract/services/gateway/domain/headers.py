@@ -1,9 +1,11 @@
 """Which headers may pass the door: what only we may say is dropped in any spelling, and hops keep their own."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from functools import lru_cache
+from typing import ClassVar, Literal
 
 from refract.kernel.errors import Kind, RefractError
+from refract.services.gateway.domain.callers import NOBODY, Caller, without_session
 
 Header = tuple[bytes, bytes]
 
@@ -45,6 +47,8 @@ _HOP_BY_HOP = frozenset(
     }
 )
 
+_NOT_ANSWERED = _HOP_BY_HOP | {b"date"}
+_NEVER_NAMED = frozenset({b"authorization", b"close", b"keep-alive"})
 _ONLY_OURS = frozenset({b"forwarded", b"host", b"x-correlation-id", b"x-real-ip"})
 _ONLY_OURS_PREFIXES = (b"x-forwarded-", b"x-user-")
 
@@ -55,19 +59,32 @@ _FOLDED = bytes(
 
 
 def forwarded_headers(
-    sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes
+    sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes, caller: Caller = NOBODY
 ) -> list[Header]:
     """A request's headers as a service gets them: the client's own, and ours in place of any that pretended to be."""
-    kept = list(sent)
-    dropped = _HOP_BY_HOP | _ONLY_OURS | _named_by_connection(kept)
-    headers = [(name, value) for name, value in kept if not _is_dropped(name.translate(_FOLDED), dropped)]
+    headers: list[Header] = []
+    named: set[bytes] = set()
+    for field in sent:
+        match _fate(field[0]):
+            case "passes":
+                headers.append(field)
+            case "cookie":
+                if cookie := without_session(field[1]):
+                    headers.append((field[0], cookie))
+            case "connection":
+                named |= _named_in(field[1])
+    if named:
+        headers = [field for field in headers if field[0].translate(_FOLDED) not in named]
     ours = (
+        (b"authorization", b"Bearer " + caller.session.encode() if caller.session else b""),
         (b"x-correlation-id", correlation_id.encode()),
         (b"x-forwarded-for", client.encode()),
         (b"x-forwarded-proto", scheme.encode()),
         (b"x-forwarded-host", host),
+        (b"x-user-id", _said(caller.user_id)),
+        (b"x-user-email", _said(caller.email)),
     )
-    return headers + [(name, value) for name, value in ours if value]
+    return headers + [field for field in ours if field[1]]
 
 
 def answered_headers(received: Iterable[Header]) -> list[Header]:
@@ -76,18 +93,29 @@ def answered_headers(received: Iterable[Header]) -> list[Header]:
     Our own server dates every answer: the service's date would stand beside it.
     """
     kept = list(received)
-    dropped = _HOP_BY_HOP | {b"date"} | _named_by_connection(kept)
+    dropped = _NOT_ANSWERED.union(
+        *(_named_in(value) for name, value in kept if name.translate(_FOLDED) == b"connection")
+    )
     return [(name.lower(), value) for name, value in kept if name.translate(_FOLDED) not in dropped]
 
 
-def _named_by_connection(headers: Iterable[Header]) -> set[bytes]:
-    return {
-        token.strip().translate(_FOLDED)
-        for name, value in headers
-        if name.translate(_FOLDED) == b"connection"
-        for token in value.split(b",")
-    }
+def _named_in(connection: bytes) -> set[bytes]:
+    """The fields that go no further. The caller's token is not among them: who was let in by it is known by it."""
+    return {token.strip().translate(_FOLDED) for token in connection.split(b",")} - _NEVER_NAMED
 
 
-def _is_dropped(folded: bytes, dropped: Iterable[bytes]) -> bool:
-    return folded in dropped or folded.startswith(_ONLY_OURS_PREFIXES)
+@lru_cache(maxsize=1024)
+def _fate(name: bytes) -> Literal["passes", "cookie", "connection", "dropped"]:
+    """What becomes of a client's field, whatever its value is."""
+    folded = name.translate(_FOLDED)
+    if folded == b"connection":
+        return "connection"
+    if folded == b"cookie":
+        return "cookie"
+    is_ours = folded in _HOP_BY_HOP or folded in _ONLY_OURS or folded.startswith(_ONLY_OURS_PREFIXES)
+    return "dropped" if is_ours else "passes"
+
+
+def _said(text: str) -> bytes:
+    """A text of a token as a field's value; what cannot stand in one is left out."""
+    return text.encode() if text.isprintable() else b""

@@ -3,11 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from refract.runtime.windows import Policy, Verdict
+from refract.services.gateway.api import API_KEY, Limit
+from refract.services.gateway.domain.callers import NOBODY, Caller
 
 Header = tuple[bytes, bytes]
 
 WINDOW = 60.0
-"""Seconds: limits are per minute."""
+"""Seconds: limits are per minute, unless another window is given here."""
+
+WINDOWS = {API_KEY.name: 3600.0}
 
 
 class RouteLimits:
@@ -17,18 +21,29 @@ class RouteLimits:
     """
 
     def __init__(self, limits: Mapping[str, int], who_is: Callable[[str], str]) -> None:
-        self._policies = {name: Policy(name, limit, WINDOW) for name, limit in limits.items() if limit > 0}
+        self._policies = {
+            name: Policy(name, limit, WINDOWS.get(name, WINDOW)) for name, limit in limits.items() if limit > 0
+        }
         self.who_is = who_is
 
-    def policy(self, name: str | None) -> Policy | None:
-        """The policy of a row's limit, or None where nothing is limited."""
-        return None if name is None else self._policies.get(name)
+    def policy(self, limit: Limit | None, caller: Caller = NOBODY) -> Policy | None:
+        """The policy for a row's limit and its caller, or None where nothing is limited."""
+        if caller.key_id:
+            limit = API_KEY
+        return None if limit is None else self._policies.get(limit.name)
+
+    def who(self, limit: Limit | None, caller: Caller, address: str) -> str:
+        """By what a request is counted; somebody who is not known is counted by the address on any row."""
+        if caller.key_id:
+            return caller.key_id
+        by_user = limit is not None and limit.by == "user" and caller.user_id
+        return caller.user_id if by_user else self.who_is(address)
 
 
 class Admission:
     """The redirect's limit for the hot path, where nothing may be awaited and every field counts."""
 
-    def __init__(self, policy: Policy, hit: Callable[[str, Policy], Verdict | None]) -> None:
+    def __init__(self, policy: Policy, hit: Callable[[str, Policy, int], Verdict | None]) -> None:
         self._policy = policy
         self._hit = hit
         # Only the number of hits that are left differs from one answer to the next.
@@ -38,12 +53,21 @@ class Admission:
 
     def __call__(self, who: str) -> tuple[bool, bytes]:
         """Whether a request is admitted, and its fields."""
-        verdict = self._hit(who, self._policy)
+        verdict = self._hit(who, self._policy, 1)
         if verdict is None:
             return True, b""
         if verdict.allowed:
-            return True, self._pattern % (verdict.remaining, verdict.remaining)
+            return True, self.fields(verdict.remaining)
         return False, b"".join(b"%b: %b\r\n" % field for field in limit_fields(self._policy, verdict))
+
+    def all_of(self, who: str, count: int) -> int | None:
+        """Count so many at once if all of them are admitted: how many more would be after them. None counts none."""
+        verdict = self._hit(who, self._policy, count)
+        return verdict.remaining if verdict is not None and verdict.allowed else None
+
+    def fields(self, remaining: int) -> bytes:
+        """What is said to somebody who is admitted and has so many left."""
+        return self._pattern % (remaining, remaining)
 
 
 def _with_gap(name: bytes, value: bytes, left: bytes) -> bytes:

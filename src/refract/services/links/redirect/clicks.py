@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -15,6 +14,7 @@ from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database
 from refract.services.links.api import UrlClicked
+from refract.services.links.redirect.bundles import Batch, Bundle, Source, parts, row, rows
 from refract.services.links.redirect.shelter import Shelter
 from refract.services.links.redirect.spool import Segment, Spool
 
@@ -36,9 +36,6 @@ LATER_SECONDS = 0.01
 """Between two flushes of clicks for which nobody waits."""
 
 
-ROW_CLICKS = 1_000
-ROW_BYTES = 512 * 1024
-
 LATER_AT_ONCE = 10_000
 LATER_LIMIT = 50_000
 """Clicks for which nobody waits; as many again may be on their way to the spool: 100,000 in memory at most."""
@@ -48,26 +45,6 @@ DRAIN_SECONDS = 3.0
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ROUTING_KEY = UrlClicked.routing_key()
-
-
-class _Batch:
-    """Clicks that are made safe together, and the answers that wait for it."""
-
-    __slots__ = ("answers", "began", "clicks", "payloads")
-
-    def __init__(self, clicks: list[bytes], answers: list[HeldAnswer], payloads: list[bytes]) -> None:
-        self.clicks = clicks
-        self.answers = answers
-        self.payloads = payloads
-        self.began = 0.0
-
-    def release(self) -> None:
-        """Let the answers go, in their order; one that fails does not hold up the others."""
-        for answer, payload in zip(self.answers, self.payloads, strict=True):
-            try:
-                answer.release(payload)
-            except Exception:
-                logger.exception("an answer could not be released")
 
 
 class ClickWriter:
@@ -86,11 +63,12 @@ class ClickWriter:
         self._answers: list[HeldAnswer] = []
         self._payloads: list[bytes] = []
         self._later: list[bytes] = []
+        self._sources: list[Source] = []
         self._sleeper: asyncio.Future[None] | None = None
         self._dozes = False
-        self._unsafe: dict[_Batch, None] = {}
+        self._unsafe: dict[Batch, None] = {}
         """What was taken and is not safe yet, oldest first: if whoever works on it is stopped, it is not lost."""
-        self._flushing: _Batch | None = None
+        self._flushing: Batch | None = None
         self._away = False
         self._leaving: set[asyncio.Task[None]] = set()
         self._overflow: asyncio.Task[None] | None = None
@@ -100,7 +78,11 @@ class ClickWriter:
             "click_flush_seconds", "How long a flush of clicks took", buckets=_BUCKETS, registry=registry
         )
         waiting = Gauge("clicks_waiting", "Clicks that wait for the next flush", registry=registry)
-        waiting.set_function(lambda: len(self._clicks) + len(self._later))
+        waiting.set_function(lambda: len(self._clicks) + len(self._later) + sum(map(len, self._sources)))
+
+    def draw_from(self, source: Source) -> None:
+        """Take this one's clicks with every flush; it calls `wake` when it has some again."""
+        self._sources.append(source)
 
     def record(self, click: bytes, answer: HeldAnswer, payload: bytes) -> None:
         """Take a click; once it is safe, the answer is released with the payload."""
@@ -108,13 +90,13 @@ class ClickWriter:
         self._answers.append(answer)
         self._payloads.append(payload)
         if self._sleeper is not None:
-            self._wake()
+            self.wake()
 
-    def record_later(self, click: bytes) -> None:
-        """Take a click for which nobody waits; it is lost if the process dies in the next moment."""
-        self._later.append(click)
+    def record_later(self, *clicks: bytes) -> None:
+        """Take clicks for which nobody waits; they are lost if the process dies in the next moment."""
+        self._later += clicks
         if self._sleeper is not None and not self._dozes:
-            self._wake()
+            self.wake()
         elif len(self._later) >= LATER_LIMIT:
             self._spill()
 
@@ -122,7 +104,7 @@ class ClickWriter:
         """Take a click and return once it is safe."""
         safe: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answer = HeldAnswer()
-        answer.attach(lambda _: None if safe.done() else safe.set_result(None))
+        answer.deliver = lambda _: None if safe.done() else safe.set_result(None)
         self.record(click, answer, b"")
         await safe
 
@@ -152,7 +134,7 @@ class ClickWriter:
         """Make everything safe that waits and, if the database answers, bring the spool back."""
         if self._overflow is not None:
             await asyncio.wait([self._overflow])
-        while self._unsafe or self._clicks or self._later:
+        while self._unsafe or self._is_waited_for() or self._later:
             batch = next(iter(self._unsafe), None) or self._take()
             try:
                 async with asyncio.timeout(None if self._away else FLUSH_TIMEOUT):
@@ -176,9 +158,9 @@ class ClickWriter:
             await self._make_safe(batch)
         task = asyncio.current_task()
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
-            if not self._clicks:
+            if not self._is_waited_for():
                 await self._sleep()
-            if not self._clicks and not self._later:
+            if not self._is_waited_for() and not self._later:
                 continue  # what it was woken for went to the spool
             await self._make_safe(self._take())
             for _ in range(TURNS):
@@ -189,14 +171,17 @@ class ClickWriter:
         for one click as for a hundred."""
         if not self._later:
             await self._rest(None)
-        if not self._clicks:
+        if not self._is_waited_for():
             await self._rest(LATER_SECONDS)
+
+    def _is_waited_for(self) -> bool:
+        return bool(self._clicks) or any(map(len, self._sources))
 
     async def _rest(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._sleeper = loop.create_future()
         self._dozes = seconds is not None
-        timer = None if seconds is None else loop.call_later(seconds, self._wake)
+        timer = None if seconds is None else loop.call_later(seconds, self.wake)
         try:
             await self._sleeper
         finally:
@@ -204,33 +189,36 @@ class ClickWriter:
             if timer is not None:
                 timer.cancel()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """There is something to write."""
         sleeper, self._sleeper = self._sleeper, None
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
 
-    def _take(self) -> _Batch:
+    def _take(self) -> Batch:
         """Everything that waits, but of what nobody waits for no more than is written in good time."""
         clicks, answers, payloads = self._clicks, self._answers, self._payloads
         self._clicks, self._answers, self._payloads = [], [], []
         if self._later:
             clicks += self._later[:LATER_AT_ONCE]
             del self._later[:LATER_AT_ONCE]
-        batch = _Batch(clicks, answers, payloads)
+        own = Bundle(clicks, answers, payloads)
+        drawn = [bundle for source in self._sources if (bundle := source.take()) is not None]
+        batch = Batch(own, *drawn) if clicks or not drawn else Batch(*drawn)
         self._unsafe[batch] = None
         return batch
 
-    async def _make_safe(self, batch: _Batch) -> None:
+    async def _make_safe(self, batch: Batch) -> None:
         """Commit the clicks, or else spool them, or else shed them; then their answers leave."""
-        if self._away or not await self._commit(batch):
+        if batch.clicks and (self._away or not await self._commit(batch)):
             await self._shelter.keep(batch.clicks)
         self._settle(batch)
 
-    async def _commit(self, batch: _Batch) -> bool:
+    async def _commit(self, batch: Batch) -> bool:
         batch.began = self._clock.monotonic()
         self._flushing = batch
         try:
-            await self._post(*_rows(batch.clicks))
+            await self._post(*rows(batch.clicks))
         except Exception as error:  # noqa: BLE001  # whatever it is, no click may be lost to it
             self._lose_database(error)
             return False
@@ -241,10 +229,10 @@ class ClickWriter:
         self._seconds.observe(self._clock.monotonic() - batch.began)
         return True
 
-    async def _post(self, *rows: bytes) -> None:
-        await self._database.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, row, new_event_id()) for row in rows))
+    async def _post(self, *bodies: bytes) -> None:
+        await self._database.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, body, new_event_id()) for body in bodies))
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         """The clicks are safe, or given up: let their answers go, once, and while the next flush is on its way."""
         if batch in self._unsafe:
             del self._unsafe[batch]
@@ -286,11 +274,11 @@ class ClickWriter:
         if self._overflow is not None and not self._overflow.done():
             self._shelter.shed(len(clicks), "neither the database nor the spool is fast enough")
             return
-        batch = _Batch(clicks, [], [])
+        batch = Batch(Bundle(clicks, [], []))
         self._unsafe[batch] = None
         self._overflow = asyncio.create_task(self._overflow_with(batch), name="click overflow")
 
-    async def _overflow_with(self, batch: _Batch) -> None:
+    async def _overflow_with(self, batch: Batch) -> None:
         await self._shelter.keep(batch.clicks)
         self._settle(batch)
 
@@ -333,9 +321,9 @@ class ClickWriter:
             await asyncio.to_thread(self._spool.set_aside, segment, error)
             return
         # One row at a time: those that are clicked now want their turn, too.
-        for part in _parts(clicks):
+        for part in parts(clicks):
             async with asyncio.timeout(FLUSH_TIMEOUT):
-                await self._post(_row(part))
+                await self._post(row(part))
             segment.replayed += len(part)
             self._recorded.inc(len(part))
             self._find_database()
@@ -345,28 +333,3 @@ class ClickWriter:
         if self._away:
             self._away = False
             logger.info("clicks go to the database again")
-
-
-def _rows(clicks: Sequence[bytes]) -> Iterator[bytes]:
-    """The bodies of as many rows as it takes, which is nearly always one."""
-    row = _row(clicks)
-    if len(clicks) <= ROW_CLICKS and len(row) <= ROW_BYTES:
-        yield row
-    else:
-        yield from map(_row, _parts(clicks))
-
-
-def _row(clicks: Sequence[bytes]) -> bytes:
-    return b"[%b]" % b",".join(clicks)
-
-
-def _parts(clicks: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The clicks, as many together as fit into a row, and at least one."""
-    first, room = 0, ROW_BYTES - 1
-    for number, click in enumerate(clicks):
-        room -= len(click) + 1
-        if number > first and (room < 0 or number - first == ROW_CLICKS):
-            yield clicks[first:number]
-            first, room = number, ROW_BYTES - len(click) - 2
-    if clicks:
-        yield clicks[first:]

@@ -5,7 +5,6 @@ import re
 from collections import OrderedDict
 from functools import partial
 from time import monotonic
-from typing import cast
 
 from refract.kernel.ids import new_correlation_id
 from refract.runtime.client_address import ClientAddresses
@@ -15,6 +14,7 @@ from refract.runtime.request_log import RequestLog
 from refract.services.links.domain.codes import is_reserved
 from refract.services.links.redirect.answers import Answer, failed, limited, status_line
 from refract.services.links.redirect.engine import Prepared, Redirects, counts
+from refract.services.links.redirect.gathering import Gathering
 from refract.services.links.redirect.lookup import Found
 from refract.services.links.redirect.visitors import Visitor
 from refract.services.links.redirect.visits import is_prefetch
@@ -25,30 +25,23 @@ _CODE = re.compile(rb"[A-Za-z0-9-]{1,50}\Z")
 _VISITORS = 65_536
 _LONGEST_REMEMBERED = 256
 _LIMITED = limited()
+_SLASH = ord("/")
 _NAMING_NOTHING = frozenset({b"keep-alive", b"close"})
 
 
-class HeldRedirect(HeldAnswer):
+class HeldRedirect(HeldAnswer, kw_only=True, eq=False, gc=False):
     """An answer that waits for its click to be safe, or for its link to be found; released, it is logged."""
 
-    __slots__ = ("begun", "correlation_id", "log", "method", "path", "status")
-
-    def __init__(self, log: RequestLog, method: bytes, path: bytes, begun: float) -> None:
-        # What the parent's would set: a call for each of forty thousand a second is worth saving.
-        self.payload = self._deliver = None
-        self.closes = False
-        self.log = log
-        self.method = method
-        self.path = path
-        self.begun = begun
-        self.status = 0
-        self.correlation_id = b""
+    log: RequestLog
+    method: bytes
+    path: bytes
+    begun: float
+    status: int = 0
+    correlation_id: bytes = b""
 
     def release(self, payload: bytes) -> None:
         """Let the answer go."""
-        self.payload = payload
-        if self._deliver is not None:
-            self._deliver(self)
+        HeldAnswer.release(self, payload)
         if self.log.is_on:
             self.log.completed(self.method, self.path, self.status, self.begun, self.correlation_id)
 
@@ -77,6 +70,7 @@ class FastRedirect(FastPath):
         self._entries = redirects.memory.entries
         self._moment = redirects.moment
         self._visitors: OrderedDict[str | tuple[str, bytes], Visitor] = OrderedDict()
+        self._gathering = Gathering(redirects, log, admission)
 
     def at_gateway(self, admission: Admission | None) -> "FastRedirect":
         """The same at the door of the gateway."""
@@ -101,7 +95,7 @@ class FastRedirect(FastPath):
         if visitor is None:
             visitor = self._meet(peer, fields)
         begun = monotonic()
-        held = HeldRedirect(self._log, method, path, begun)
+        held = HeldRedirect(log=self._log, method=method, path=path, begun=begun)
         limits = b""
         if self._admission is not None:
             admitted, limits = self._admission(visitor.ip_hash)
@@ -128,21 +122,9 @@ class FastRedirect(FastPath):
         """Answer a GET whose header fields are known, if the link is, too."""
         link = self._entries.get(target[1:])
         begun = monotonic()
-        if link is None or begun >= link.fresh_until or not target.startswith(b"/"):
+        if link is None or begun >= link.fresh_until or target[0] != _SLASH:
             return None
-        visitor, visit = cast("tuple[Visitor, bytes]", remembered)  # what `remember` made
-        limits = b""
-        if self._admission is not None:
-            admitted, limits = self._admission(visitor.ip_hash)
-            if not admitted:
-                held = HeldRedirect(self._log, b"GET", target, begun)
-                self._fail(held, _LIMITED, {}, limits)
-                return held
-        held = HeldRedirect(self._log, b"GET", target, begun)
-        self._moment.look()
-        click, correlation_id = self._redirects.click(link.click, visit, None)
-        self._send(held, link, click, correlation_id, limits)
-        return held
+        return self._gathering.add(target, link, remembered, begun)  # type: ignore[arg-type]  # what `remember` made
 
     def _parse(self, target: bytes) -> tuple[bytes, bytes, bytes] | None:
         """The path, the query and the code, where it can be one."""

@@ -1,0 +1,120 @@
+"""The way of a request through the gateway: its row, its caller, its limit, and then to the service (M5's order)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from refract.kernel.errors import Kind, NotFound, RefractError
+from refract.runtime.client_address import ClientAddresses
+from refract.runtime.edge import Receive, Scope, Send
+from refract.runtime.web import STATUSES
+from refract.services.gateway.api import Match, WrongMethod, resolve
+from refract.services.gateway.domain.callers import Asked, Caller
+from refract.services.gateway.domain.headers import Header, forwarded_headers
+from refract.services.gateway.http.counting import Counting
+from refract.services.gateway.http.guarding import Guard
+from refract.services.gateway.http.identifying import Callers, oddity
+from refract.services.gateway.http.places import Places
+from refract.services.gateway.http.refusing import Busy, fields_of, refuse, status_of
+
+logger = logging.getLogger("refract.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What stands between a row and its target, in the order in which it is asked."""
+
+    places: Places
+    callers: Callers
+    counting: Counting
+    guard: Guard
+
+
+class Dispatch:
+    """Answers a request by the row it has in the table, or says that it has none."""
+
+    def __init__(self, checks: Checks, addresses: ClientAddresses) -> None:
+        self._checks = checks
+        self._addresses = addresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        found = resolve(scope["method"], scope["raw_path"].decode("latin-1"))
+        if found is None:
+            await refuse(send, STATUSES[Kind.NOT_FOUND], NotFound.message)
+        elif isinstance(found, WrongMethod):
+            allow = (b"allow", ", ".join(found.allow).encode())
+            await refuse(send, STATUSES[Kind.NOT_ALLOWED], "method not allowed", [allow])
+        else:
+            scope["path_template"] = found.route.path
+            asked = self._read(scope)
+            try:
+                await self._serve(found, scope, asked, receive, send)
+            except RefractError as error:
+                if reason := oddity(error):
+                    place = {"method": scope["method"], "path": scope["path"]}
+                    logger.warning("token refused: %s", reason, extra=place)
+                await refuse(send, status_of(error), error.message, fields_of(error, asked))
+
+    async def _serve(self, match: Match, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
+        route, checks = match.route, self._checks
+        if checks.places.is_full(route):
+            raise Busy
+        checks.places.take(route)
+        try:
+            caller = checks.callers.identify(route, scope["method"], asked)
+            fields = await checks.counting.count(route, caller, scope["state"]["client_address"])
+            await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receive, _adding(fields, send))
+        finally:
+            checks.places.give_back(route)
+
+    def _read(self, scope: Scope) -> Asked:
+        asked = Asked.of(scope["headers"], scope["scheme"])
+        client = scope.get("client")
+        if asked.says_how_it_came and client is not None and self._addresses.trusts(client[0]):
+            asked.believe()
+        return asked
+
+
+def _adding(fields: Sequence[Header], send: Send) -> Send:
+    """Send answers with these fields in addition."""
+    if not fields:
+        return send
+
+    async def send_more(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *fields]
+        await send(message)
+
+    return send_more
+
+
+def _inner_scope(scope: Scope, match: Match, asked: Asked, caller: Caller) -> Scope:
+    """The request as the service sees it: nothing of what our own layers noted in the scope goes along."""
+    state = scope["state"]
+    address = state["client_address"]
+    return {
+        "type": "http",
+        "asgi": scope["asgi"],
+        "http_version": scope["http_version"],
+        "method": scope["method"],
+        "scheme": scope["scheme"],
+        "path": unquote(match.path) if "%" in match.path else match.path,
+        "raw_path": match.path.encode(),
+        "query_string": scope["query_string"],
+        "root_path": "",
+        "headers": forwarded_headers(
+            scope["headers"],
+            correlation_id=state["correlation_id"],
+            client=address,
+            scheme=asked.scheme,
+            host=asked.host,
+            caller=caller,
+        ),
+        "client": (address, 0) if address else None,
+        "server": scope.get("server"),
+        "state": {},
+        "extensions": scope.get("extensions", {}),
+    }

@@ -1,0 +1,204 @@
+"""The breakers at work: which request reaches its target, what its result was, and who is told of a change."""
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Literal
+
+from prometheus_client import Counter, Gauge
+
+from refract.kernel.clock import Clock
+from refract.kernel.errors import RefractError
+from refract.runtime.edge import Message, Receive, Scope, Send
+from refract.runtime.exchange import ended_with
+from refract.runtime.metrics import Metrics
+from refract.services.gateway.api import Route
+from refract.services.gateway.domain.breaker import Breaker, BreakerPolicy, CircuitOpen, State
+from refract.services.gateway.domain.headers import Header, UpstreamFailed
+from refract.services.gateway.ports import Services
+
+logger = logging.getLogger("refract.gateway.breaker")
+
+Result = Literal["success", "failure", "undecided", "late"]
+"""How a request went. `late` is what came to an end after the state in which it began, and does not count."""
+
+_RESULTS: tuple[Result, ...] = ("success", "failure", "undecided", "late")
+_LEVELS = {State.CLOSED: logging.INFO, State.HALF_OPEN: logging.INFO, State.OPEN: logging.WARNING}
+_WORDS = {State.CLOSED: "closed", State.HALF_OPEN: "half-open", State.OPEN: "open"}
+
+
+class Breakers:
+    """A breaker for each target. Every process has its own: what one of them learns costs the others a few requests."""
+
+    def __init__(
+        self,
+        targets: Iterable[str],
+        clock: Clock,
+        metrics: Metrics | None = None,
+        policy: BreakerPolicy | None = None,
+    ) -> None:
+        series = _Series(metrics or Metrics())
+        self._circuits = {target: Circuit(target, policy or BreakerPolicy(), clock, series) for target in targets}
+
+    def of(self, target: str) -> "Circuit | None":
+        """The breaker of a target, if it has one."""
+        return self._circuits.get(target)
+
+
+class Circuit:
+    """The breaker of one target, with its metrics and its log lines."""
+
+    def __init__(self, target: str, policy: BreakerPolicy, clock: Clock, series: "_Series") -> None:
+        self._target = target
+        self._breaker = Breaker(policy, clock, self._changed)
+        self._opens = series.opens.labels(target)
+        self._refusals = series.refusals.labels(target)
+        self._results = {result: series.results.labels(target, result) for result in _RESULTS}
+        series.state.labels(target).set_function(lambda: self._breaker.state.value)
+
+    @property
+    def state(self) -> State:
+        """The state as the last request or result left it."""
+        return self._breaker.state
+
+    def enter(self) -> int:
+        """A ticket for one request; raises CircuitOpen where the target is to be left alone."""
+        ticket = self._breaker.allow()
+        if ticket is None:
+            raise self._refuse()
+        return ticket
+
+    def refusal(self) -> CircuitOpen | None:
+        """The error that `enter` would raise now, counted as one; otherwise nothing happens."""
+        return self._refuse() if self._breaker.retry_after() > 0 else None
+
+    def settle(self, ticket: int, result: Result) -> None:
+        """Hand in how the request of a ticket went."""
+        if result == "success":
+            counted = self._breaker.succeeded(ticket)
+        elif result == "failure":
+            counted = self._breaker.failed(ticket)
+        else:
+            counted = True
+            self._breaker.undecided(ticket)
+        self._results[result if counted else "late"].inc()
+
+    def _refuse(self) -> CircuitOpen:
+        self._refusals.inc()
+        return CircuitOpen(self._breaker.retry_after())
+
+    def _changed(self, state: State) -> None:
+        if state is State.OPEN:
+            self._opens.inc()
+        logger.log(_LEVELS[state], "circuit breaker is %s", _WORDS[state], extra={"target": self._target})
+
+
+class Guard:
+    """Stands between the table and the services; without breakers it only hands over."""
+
+    def __init__(self, services: Services, breakers: Breakers | None) -> None:
+        self._services = services
+        self._breakers = breakers
+
+    async def forward(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the row's target answer. Raises what `Services.forward` raises, and CircuitOpen."""
+        circuit = self._circuit(route)
+        if circuit is None:
+            await self._services.forward(route.target, scope, receive, send)
+            return
+        witness = _Witness(partial(circuit.settle, circuit.enter()), receive, send)
+        try:
+            await self._services.forward(route.target, scope, witness.receive, witness.send)
+        except UpstreamFailed:
+            witness.settle("failure")
+            raise
+        except BaseException:
+            witness.settle("undecided")  # the client's fault, or we are stopping
+            raise
+        witness.conclude(scope)
+
+    def refusal(self, route: Route) -> CircuitOpen | None:
+        """For the hot path: the error that `forward` would raise now; None where a request may go the usual way."""
+        circuit = self._circuit(route)
+        return None if circuit is None else circuit.refusal()
+
+    def is_closed(self, route: Route) -> bool:
+        """For the hot path: whether there is nothing here that could refuse."""
+        circuit = self._circuit(route)
+        return circuit is None or circuit.state is State.CLOSED
+
+    def _circuit(self, route: Route) -> Circuit | None:
+        return self._breakers.of(route.target) if self._breakers is not None and route.breaker else None
+
+
+class _Witness:
+    """Sees one request and its answer pass, and says once how it went."""
+
+    __slots__ = ("_answered", "_client_left", "_receive", "_send", "_settle")
+
+    def __init__(self, settle: "partial[None]", receive: Receive, send: Send) -> None:
+        self._settle: partial[None] | None = settle
+        self._receive = receive
+        self._send = send
+        self._answered = False
+        self._client_left = False
+
+    async def receive(self) -> Message:
+        """The client's next message."""
+        try:
+            message: Message = await self._receive()
+        except RefractError:
+            self._client_left = True  # what it sends is refused, and whatever comes of that is not the target's fault
+            raise
+        if message["type"] == "http.disconnect":
+            self._client_left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass a part of the answer on. A 5xx is known by its head, anything else when it is whole."""
+        if message["type"] == "http.response.start":
+            self._answered = True
+            if message["status"] >= 500:
+                self.settle("failure")
+            elif _is_stream(message["headers"]):
+                self.settle("success")  # it may last for hours
+        elif not message.get("more_body", False):
+            self.settle("success")
+        await self._send(message)
+
+    def settle(self, result: Result) -> None:
+        """Hand in the result, if that was not done yet."""
+        if self._settle is not None:
+            self._settle(result)
+            self._settle = None
+
+    def conclude(self, scope: Scope) -> None:
+        """It is over: judge an answer that did not come, or not whole."""
+        if self._settle is None:
+            return
+        if self._answered:
+            # The client lost interest in an answer that was good so far, or the target broke it off.
+            self.settle("success" if self._client_left else "failure")
+        elif ended_with(scope) == 503:
+            self.settle("failure")  # our server ran out of patience
+        else:
+            self.settle("undecided")
+
+
+def _is_stream(headers: Iterable[Header]) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+class _Series:
+    """What is counted of breakers."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        registry = metrics.registry
+        self.state = Gauge("gateway_breaker_state", "0 is closed, 1 open, 2 half-open", ("target",), registry=registry)
+        self.opens = Counter("gateway_breaker_opens", "How often a breaker opened", ("target",), registry=registry)
+        self.refusals = Counter(
+            "gateway_breaker_refusals", "Requests that an open breaker refused", ("target",), registry=registry
+        )
+        self.results = Counter(
+            "gateway_breaker_results", "How requests went, as breakers see it", ("target", "result"), registry=registry
+        )

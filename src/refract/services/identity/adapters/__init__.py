@@ -1,0 +1,1 @@
+"""What identity does that takes a processor for itself."""

@@ -1,0 +1,40 @@
+"""What others may know of identity: where the service answers, and the events of a user's life."""
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from refract.kernel.events import Moment, PlatformEvent
+from refract.services.identity.api.mail import EmailPasswordResetRequested, EmailVerificationRequested, Mail
+
+__all__ = [
+    "NAME",
+    "PORT",
+    "WIRE_NAME",
+    "EmailPasswordResetRequested",
+    "EmailVerificationRequested",
+    "Generation",
+    "Mail",
+    "UserRevoked",
+]
+
+NAME = "identity"
+WIRE_NAME = "user-service"
+PORT = 8083
+
+Generation = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Rises whenever all tokens of a user are ended: a token of a generation below it is dead."""
+
+
+class UserRevoked(PlatformEvent, frozen=True, kw_only=True, tag="user.revoked"):
+    """Tokens of a user died before their time: the one that is named, or all below a generation.
+
+    After `until` none of them can be alive any more, and the event may be forgotten.
+    """
+
+    needs_reader: ClassVar[bool] = False
+
+    user_id: str
+    until: Moment
+    token_id: str = ""
+    generation: Generation = 0

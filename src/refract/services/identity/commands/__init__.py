@@ -1,0 +1,1 @@
+"""What users may do: each use case in one transaction."""

@@ -1,0 +1,61 @@
+"""Forgets what the outbox keeps of mails that are on their way: tokens, and addresses that may be nobody's."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from refract.kernel.errors import Unavailable
+from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
+from refract.services.identity.api import EmailPasswordResetRequested, EmailVerificationRequested
+from refract.services.identity.domain.one_time import ResetAsked
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS = 15.0
+BATCH = 500
+
+Pause = Callable[[float], Awaitable[object]]
+
+_SECRET = ", ".join(
+    f"'{event.routing_key()}'" for event in (EmailVerificationRequested, EmailPasswordResetRequested, ResetAsked)
+)
+_SENT = f"SELECT id FROM outbox WHERE published_at IS NOT NULL AND event_type IN ({_SECRET}) LIMIT :batch"  # noqa: S608
+
+FORGET_SENT = Statement(
+    "forget_sent_mails",
+    "Deletes one batch of rows of mails that are published; what another process has in hand is left to it.",
+    f"DELETE FROM outbox WHERE id IN ({_SENT} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names of ours, not values
+    sqlite=f"DELETE FROM outbox WHERE id IN ({_SENT})",  # noqa: S608
+)
+
+
+class Forgetting:
+    """Goes over the outbox four times a minute.
+
+    Published rows are kept as an audit trail (decision 19), but for those of mails: their bodies hold in clear what the
+    table of one-time tokens holds as a hash only.
+    """
+
+    def __init__(self, database: Database, *, pause: Pause = asyncio.sleep) -> None:
+        self._database = database
+        self._pause = pause
+
+    async def run(self) -> None:
+        """Forget for ever; a database that is away is tried again at the next round."""
+        while True:
+            try:
+                await self.forget()
+            except Unavailable as error:
+                log.warning("mails not forgotten; will retry", extra={"error": str(error)})
+            await self._pause(FORGET_SECONDS)
+
+    async def forget(self) -> int:
+        """Forget all mails that are published, in batches that hold no lock for long; returns how many rows."""
+        forgotten = 0
+        while True:
+            async with self._database.transaction() as tx:
+                deleted = await tx.execute(FORGET_SENT, batch=BATCH)
+            forgotten += deleted
+            if deleted < BATCH:
+                return forgotten

@@ -1,0 +1,1 @@
+"""Users and their passwords: what they are and what they must be."""

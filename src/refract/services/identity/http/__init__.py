@@ -1,0 +1,1 @@
+"""The HTTP face of identity: parse, call, render."""

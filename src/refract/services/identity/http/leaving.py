@@ -1,0 +1,78 @@
+"""The routes by which tokens die before their time, and the list of the dead that the gateway reads."""
+
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.params import QueryParameter
+from msgspec import Struct
+
+from refract.runtime.web import takes_body
+from refract.services.identity.commands.leaving import Leaving
+from refract.services.identity.commands.passwords import ChangingPassword, WrongPassword
+from refract.services.identity.http.accounts import BODY_BYTES, Caller, client_address
+from refract.services.identity.http.cookies import expired_cookie, is_secure
+from refract.services.identity.http.describing import TAGS, ErrorAnswer, answers, body, errors
+from refract.services.identity.queries.revocations import RevocationQueries
+
+CHANGE = {"current": "a long and quiet sentence", "new": "another one, as quiet"}
+
+After = Annotated[str | None, QueryParameter(description="Where the last page ended: its `next_cursor`.")]
+
+
+class PasswordBody(Struct, frozen=True, kw_only=True):
+    """The password that is, and the one that is to be; what is left out is empty."""
+
+    current: str = ""
+    new: str = ""
+
+
+def leaving_routes(leaving: Leaving, changing: ChangingPassword, base_url: str) -> list[Any]:
+    """POST /logout and POST /password; both want a token."""
+
+    def gone(request: Request[Any, Any, Any]) -> Response[None]:
+        """Nothing to say, but to the browser: its cookie is over, whether the token came in one or not."""
+        cookie = expired_cookie(secure=is_secure(request, base_url))
+        return Response(None, status_code=204, headers={"Set-Cookie": cookie, "Cache-Control": "no-store"})
+
+    @post(
+        "/logout",
+        status_code=204,
+        summary="Sign out",
+        description="The token is dead everywhere within a second, and the cookie of a session is over.",
+        tags=TAGS,
+        responses=errors(401),
+        **takes_body(BODY_BYTES),
+    )
+    async def logout(request: Request[Any, Any, Any], caller: Caller) -> Response[None]:
+        await leaving.leave(caller)
+        return gone(request)
+
+    @post(
+        "/password",
+        status_code=204,
+        summary="Change the password",
+        description="Every token of before is dead, this one too. A wrong `current` counts as a failed sign-in.",
+        tags=TAGS,
+        responses=errors(400, 401, 429)
+        | {403: answers(ErrorAnswer, "`current` is not the password.", {"error": WrongPassword.message})},
+        **takes_body(BODY_BYTES),
+    )
+    async def change_password(
+        request: Request[Any, Any, Any], caller: Caller, data: Annotated[PasswordBody, body(CHANGE)]
+    ) -> Response[None]:
+        await changing.change(caller, data.current, data.new, client_address(request))
+        return gone(request)
+
+    return [logout, change_password]
+
+
+def revocation_routes(queries: RevocationQueries) -> list[Any]:
+    """GET /revocations, for the gateway alone: it has no row in the public table, and says nothing secret."""
+
+    @get("/revocations", include_in_schema=False)
+    async def list_revocations(after: After = None) -> Response[bytes]:
+        page = await queries.page(after or "")
+        return Response(msgspec.json.encode(page), headers={"Cache-Control": "no-store"}, media_type="application/json")
+
+    return [list_revocations]

@@ -1,0 +1,28 @@
+"""All routes of identity."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from litestar import Router
+
+from refract.runtime.callers import caller_from
+from refract.runtime.tokens import TokenVerifier
+from refract.runtime.web import WANTS_TOKEN
+
+
+def identity_routes(tokens: TokenVerifier, *, public: Sequence[Any], for_users: Sequence[Any]) -> list[Any]:
+    """The handlers that anybody may call, and those that want a token."""
+    return [
+        *public,
+        Router("/", route_handlers=for_users, before_request=_token_first(tokens), security=WANTS_TOKEN),
+    ]
+
+
+def _token_first(tokens: TokenVerifier) -> Callable[[Any], Awaitable[None]]:
+    """Refuses strangers before their body is read, which is what happens before the handler's `caller` is found."""
+    find_caller = caller_from(tokens).dependency
+
+    async def check(request: Any) -> None:
+        find_caller(request)
+
+    return check

@@ -1,0 +1,1 @@
+"""What can be asked of identity: straight to records."""

@@ -1,0 +1,170 @@
+"""ACCEPTANCE 24 at the gateway's own process, as distributed mode runs it: what its breakers do to real traffic."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support.doors import Backstage, Door, one_door
+from tests.support.http import Answer, Client, fetch, head
+from tests.support.waiting import eventually
+
+World = tuple[Door, Backstage]
+
+REFUSED = (503, {"error": "service unavailable"})
+OPEN, CLOSED = 1.0, 0.0
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def process(tmp_path_factory: pytest.TempPathFactory, redis_address: str) -> AsyncIterator[World]:
+    """One for all tests: to start it takes longer than most of them."""
+    async with one_door(tmp_path_factory.mktemp("gateway"), redis_address) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(process: World) -> World:
+    """The process with its breakers closed, before services that answer."""
+    door, backstage = process
+    backstage.statuses.clear()
+    backstage.gate = None
+    if await state(door) != CLOSED:
+        door.turn_clock()
+
+        async def is_back() -> bool:
+            return await ask(door) == [200]
+
+        await eventually(is_back)
+    backstage.reached.clear()
+    return process
+
+
+async def ask(door: Door, target: str = "/r/abc", times: int = 1) -> list[int]:
+    """The statuses of so many requests, one after the other."""
+    return [(await fetch(door.port, target)).status for _ in range(times)]
+
+
+async def fail(door: Door, backstage: Backstage, times: int) -> None:
+    """So many failures in a row."""
+    backstage.statuses["/abc"] = 500
+    assert await ask(door, times=times) == [500] * times
+
+
+async def state(door: Door) -> float:
+    return await door.metric('gateway_breaker_state{target="links"}')
+
+
+async def told(door: Door) -> tuple[float, float, list[tuple[str, str, str]]]:
+    """How often it opened and refused, and what it logged of its changes."""
+    lines = [(line["msg"], line["level"], line["target"]) for line in door.log if "circuit breaker" in line["msg"]]
+    opens = await door.metric('gateway_breaker_opens_total{target="links"}')
+    return opens, await door.metric('gateway_breaker_refusals_total{target="links"}'), lines
+
+
+async def leave(door: Door, backstage: Backstage, clients: int) -> None:
+    """So many clients ask, and hang up before the answer."""
+    backstage.gate = asyncio.Event()
+    for _ in range(clients):
+        async with await Client.connect(door.port) as client:
+            await client.send(head("GET", "/r/abc"))
+            await eventually(lambda: backstage.waiting == 1)
+        await eventually(lambda: backstage.waiting == 0)
+    backstage.gate = None
+
+
+async def test_five_failures_in_a_row_and_nothing_else_open_it(world: World) -> None:
+    door, backstage = world
+    opens, refusals, lines = await told(door)
+    await fail(door, backstage, 4)
+    assert await ask(door, "/r/good") == [200]  # a success ends the row
+    await fail(door, backstage, 4)
+    backstage.statuses["/missing"] = 404
+    assert await ask(door, "/r/missing", 20) == [404] * 20  # so does a 4xx, which is the client's fault
+    await fail(door, backstage, 4)
+    await leave(door, backstage, 6)  # those who left say nothing of the target, good or bad
+    assert await state(door) == CLOSED
+    await fail(door, backstage, 1)
+    reached = backstage.reached.total()
+
+    refused = [await fetch(door.port, target) for target in ("/r/abc", "/good", "/r/other")]
+    assert [(answer.status, answer.json) for answer in refused] == [REFUSED] * 3
+    assert all(1 <= int(answer.headers["retry-after"]) <= 30 for answer in refused)
+    assert backstage.reached.total() == reached, "an open breaker makes no call"
+    assert (await fetch(door.port, "/api/me", door.authorization)).status == 200, "each target has its own"
+    assert (await fetch(door.port, "/api/urls")).status == 401, "a stranger is not told how the target is"
+
+    assert await state(door) == OPEN
+    assert await told(door) == (opens + 1, refusals + 3, [*lines, ("circuit breaker is open", "warn", "links")])
+
+
+async def test_half_open_lets_exactly_one_of_a_hundred_through(world: World) -> None:
+    door, backstage = world
+    await fail(door, backstage, 5)
+    backstage.statuses.clear()
+    backstage.reached.clear()
+    backstage.gate = gate = asyncio.Event()
+    door.turn_clock()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(fetch(door.port, "/r/abc")) for _ in range(100)]
+        await eventually(lambda: sum(task.done() for task in tasks) == 99)
+        assert [task.result().status for task in tasks if task.done()] == [503] * 99
+        assert backstage.reached.total() == 1
+        # The probe hangs: when its time is over, the next request takes its place.
+        backstage.gate = None
+        door.turn_clock()
+        assert await ask(door) == [200]
+        assert await state(door) == CLOSED
+        gate.set()
+    assert sorted(task.result().status for task in tasks) == [200] + [503] * 99
+    assert backstage.reached.total() == 2
+
+
+async def test_a_result_from_before_a_change_does_not_count(world: World) -> None:
+    door, backstage = world
+    backstage.gate = gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        early = [group.create_task(fetch(door.port, "/r/early")) for _ in range(10)]
+        await eventually(lambda: backstage.waiting == 10)
+        backstage.gate = None
+        await fail(door, backstage, 5)
+        backstage.statuses.clear()
+        gate.set()
+    assert [task.result().status for task in early] == [200] * 10
+    assert await state(door) == OPEN, "answers to what began before it opened do not close it"
+    assert await ask(door) == [503]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+async def test_it_opens_refuses_and_probes_within_the_figures(world: World) -> None:
+    door, backstage = world
+    begun = time.perf_counter()
+    await fail(door, backstage, 5)
+    opened = time.perf_counter()
+    assert opened - begun < 0.5
+    backstage.statuses.clear()
+
+    async def timed(client: Client) -> tuple[float, Answer]:
+        asked = time.perf_counter()
+        answer = await client.get("/r/abc")
+        return time.perf_counter() - asked, answer
+
+    async with await Client.connect(door.port) as client:
+        taken = []
+        for _ in range(1_000):
+            seconds, answer = await timed(client)
+            assert answer.status == 503
+            taken.append(seconds)
+        assert sorted(taken)[989] < 0.005, "99 of 100 refusals within 5 ms"
+        while True:
+            _, answer = await timed(client)
+            if answer.status != 503:
+                break
+            await asyncio.sleep(0.02)
+        assert 29 <= time.perf_counter() - opened <= 31
+    assert await state(door) == CLOSED
