@@ -228,12 +228,13 @@ async def test_places_are_spoken_for_before_they_are_taken() -> None:
     assert [ask(b"/r/abc"), ask(b"/abc")] == [None, None]  # they go to the application
     held = ask(b"/abc")
     assert isinstance(held, HeldAnswer)
-    assert held.payload is None  # who is told at once asks again at once
+    assert not held.payload  # who is told at once asks again at once
     assert ask(b"/api/stats/abc") is None  # another target
     await asyncio.sleep(0)
     assert ask(b"/abc") is None  # those who were expected have come, or will not
-    await eventually(lambda: held.payload is not None)
-    assert held.payload.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    payload = await eventually(lambda: held.payload)
+    assert payload is not None
+    assert payload.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
 
 
 # Both paths say the same

@@ -185,6 +185,15 @@ async def test_an_answer_to_head_has_no_body_whatever_it_announces(door: Open, l
     assert script.connections == 1
 
 
+async def test_an_answer_that_may_have_no_body_promises_none(door: Open) -> None:
+    script = Script(b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", OK)
+    port = await door(script)
+    async with await Client.connect(port) as client:
+        assert "content-length" not in (await client.get("/a")).headers
+        assert (await client.get("/a")).body == b"ok"
+    assert script.connections == 1
+
+
 @pytest.mark.parametrize(
     "extra", [b"X", b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged", b"HTTP/1.1 100 Continue\r\n\r\n"]
 )
@@ -320,8 +329,14 @@ async def test_a_request_without_a_body_says_so_once(door: Open, method: str, se
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_body_in_pieces_keeps_its_framing(door: Open, chunked: bool) -> None:
-    port = await door(mirror)
+async def test_a_body_in_pieces_keeps_its_framing_and_the_connection(door: Open, chunked: bool) -> None:
+    addresses: set[object] = set()
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        addresses.add(scope["client"])
+        await mirror(scope, receive, send)
+
+    port = await door(service)
     async with await Client.connect(port) as client:
         framing = "Transfer-Encoding: chunked" if chunked else "Content-Length: 6"
         await client.send(head("POST", "/a", framing))
@@ -336,6 +351,7 @@ async def test_a_body_in_pieces_keeps_its_framing(door: Open, chunked: bool) -> 
     assert headers.get("content-length") == (None if chunked else "6")
     assert headers.get("transfer-encoding") == ("chunked" if chunked else None)
     assert again["path"] == "/b"
+    assert len(addresses) == 1
 
 
 async def test_a_large_answer_waits_for_its_reader(door: Open) -> None:
@@ -404,7 +420,7 @@ async def test_a_connection_that_does_not_come_to_be_is_given_up(door: Open, unr
 
 
 async def test_a_client_that_leaves_while_we_connect_ends_the_attempt(unreachable: str) -> None:
-    ended = asyncio.Event()
+    ended, before = asyncio.Event(), asyncio.all_tasks()
     services = Proxy({"links": unreachable})
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -416,6 +432,7 @@ async def test_a_client_that_leaves_while_we_connect_ends_the_attempt(unreachabl
             await client.send(head("GET", "/a"))
             await asyncio.sleep(2 * proxy.LOOK_AROUND)  # so that we are at it
         await ended.wait()
+        await eventually(lambda: asyncio.all_tasks() == before)
     await services.close()
 
 
@@ -521,4 +538,5 @@ async def test_nobody_waits_for_a_client_whose_answer_has_left() -> None:
         services, client, before = Proxy({"links": url_of(server)}), Uploader(endless=False), asyncio.all_tasks()
         await services.forward("links", dict(SCOPE), client.receive, client.send)
         await eventually(lambda: asyncio.all_tasks() == before)
+        assert not services._under_way
         await services.close()

@@ -120,3 +120,19 @@ async def test_what_goes_wrong_is_an_error_and_no_click(
         return len(await redirects.clicks(before)) == 1
 
     await eventually(counted)
+
+
+async def test_a_known_client_may_ask_for_what_is_not_known_yet(redirects: RedirectWorld) -> None:
+    code, other = await redirects.link("first"), await redirects.link("other", "https://example.com/other")
+    instance = await redirects.instance()
+    header = "Accept: text/html"
+    async with known_clients(instance.fast.port, code, [header]) as [client]:
+        before = await redirects.clicks()
+        assert (await client.get(f"/{other}", header)).headers["location"] == "https://example.com/other"
+        for absent in (redirects.code("absent"), redirects.code("absent")):
+            answer = await client.get(f"/{absent}", header)
+            assert (answer.status, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert (await client.get("/health", header)).status == 200
+        assert (await client.get(f"/{code}?a=b", header)).status == 301
+    clicks = await redirects.clicks(before)
+    assert [(click.short_code, click.query) for click in clicks] == [(other, ""), (code, "a=b")]

@@ -238,7 +238,7 @@ class Behind:
 
     async def hit(self, who: str, policy: Policy, cost: int = 1) -> Verdict:
         verdict = await self._limiter.hit(who, policy, cost)
-        if cost == 0 and self.hold is not None:
+        if cost == 0 and policy is BY_ACCOUNT and self.hold is not None:
             hold, self.hold = self.hold, None
             await hold.wait()
         return verdict
@@ -266,6 +266,8 @@ async def test_an_answer_from_before_a_failure_is_not_believed() -> None:
     guesses.settle(right=False)
     assert await last == "wrong"
     hold.set()
+    await eventually(lambda: late.done() or len(guesses.looked_at) == 2)
+    assert len(guesses.looked_at) == 1
     assert await late == "refused"
 
 

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from refract.kernel.errors import Misconfigured, Unauthenticated
+from refract.runtime.environment import Environment
+from refract.runtime.settings import ProcessSettings
 from refract.runtime.tokens import Signed, TokenSigner, TokenVerifier
 from tests.support.clocks import START, ManualClock
 
@@ -79,7 +81,8 @@ def test_no_two_tokens_are_the_same() -> None:
 
 def test_a_rotation_signs_with_the_first_secret_and_lets_the_previous_run_out() -> None:
     clock = ManualClock()
-    secrets = [SECRET, PREVIOUS]
+    environment = Environment({"PORT": "8083", "JWT_SECRET": SECRET, "JWT_SECRET_PREVIOUS": PREVIOUS})
+    secrets = ProcessSettings.from_environment(environment).jwt_secrets
     before, after = signed(clock, PREVIOUS).token, signed(clock, secrets[0]).token
     during = TokenVerifier(secrets, clock)
     assert during.verify(before).subject == during.verify(after).subject == USER

@@ -5,7 +5,7 @@ from typing import Any
 
 from refract.apps.builders import Extras, build
 from refract.apps.directory import SERVICES, ServiceEntry
-from refract.apps.listening import GATEWAY_LIMITS, LINKS_LIMITS, SERVICE_LIMITS, listen
+from refract.apps.listening import GATEWAY_LIMITS, LIMITS, SERVICE_LIMITS, listen
 from refract.apps.own_settings import Defaults, Settings, read_settings
 from refract.apps.workers import Place, run_workers
 from refract.kernel.clock import SystemClock
@@ -98,7 +98,7 @@ async def _run_service(
             service.application,
             settings,
             metrics,
-            LINKS_LIMITS if entry.name == "links" else SERVICE_LIMITS,
+            LIMITS.get(entry.name, SERVICE_LIMITS),
             fast_path=service.fast_path,
             place=place,
         )

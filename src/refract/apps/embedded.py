@@ -38,9 +38,6 @@ from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
 from refract.services.links.redirect.fast import FastRedirect
 
-COPIES = 10_000
-"""Of links, in the cache: the redirect has its own memory in the same process, and needs few."""
-
 
 async def serve(environment: Environment, data_dir: Path) -> None:
     """Run everything until a signal comes."""
@@ -65,7 +62,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     limits = Limits(
         EmbeddedRateLimiter(), RouteLimits(LimitSettings.from_environment(environment).per_minute, hashes_with(salt))
     )
-    extras = Extras(EmbeddedCache(capacity=COPIES), limits.limiter, settings.jwt_secrets[0])
+    extras = Extras(EmbeddedCache(capacity=0), limits.limiter, settings.jwt_secrets[0])
     tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
     async with Supervisor() as supervisor:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))

@@ -1,6 +1,7 @@
 """How a process listens: its public port, and its metrics where METRICS_ADDR says so."""
 
 import gc
+from collections.abc import Mapping
 
 from refract.apps.workers import Place
 from refract.kernel.errors import Misconfigured
@@ -16,9 +17,16 @@ SERVICE_LIMITS = ServerLimits()
 LINKS_LIMITS = ServerLimits(body=4 * 1024 * 1024)
 """A thousand URLs in one request may need as much."""
 
+IDENTITY_LIMITS = ServerLimits(send=30.0)
+"""Who signs in waits for a turn to have the password hashed, when many do: as long as the gateway waits for us."""
+
 GATEWAY_LIMITS = ServerLimits(send=35.0, body=8 * 1024 * 1024)
 """A request through the gateway may take as long as the service behind it, and a little more; it passes on bodies that
 only the service behind it can judge."""
+
+
+LIMITS: Mapping[str, ServerLimits] = {"links": LINKS_LIMITS, "identity": IDENTITY_LIMITS}
+"""Of the services that differ from SERVICE_LIMITS, by name."""
 
 
 async def listen(  # noqa: PLR0913  # all that a listener is made of

@@ -122,6 +122,10 @@ class EventBus(Protocol):
 class Cache(Protocol):
     """Copies that may be lost at any time. It never fails a caller: away means empty."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything: where the database is as near, a copy need not even be made."""
+
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values in the order of the keys; None where there is none."""
 

@@ -94,6 +94,8 @@ class DistributedCache:
     A drop that Redis did not take is owed: it is tried again until it does, and till then the key is a miss here.
     """
 
+    keeps = True
+
     def __init__(self, redis: RedisConnection, *, channel: str = CHANNEL) -> None:
         self._redis = redis
         self._channel = channel

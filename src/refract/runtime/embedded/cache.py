@@ -15,11 +15,12 @@ class _Kept(NamedTuple):
 
 
 class EmbeddedCache:
-    """Keeps up to `capacity` entries, and the tombstones of as many drops."""
+    """Keeps up to `capacity` entries, and the tombstones of as many drops; with none, it only spreads the word."""
 
     def __init__(self, clock: Clock | None = None, capacity: int = 100_000) -> None:
         self._clock = clock or SystemClock()
         self._capacity = capacity
+        self.keeps = capacity > 0
         self._entries: OrderedDict[str, _Kept] = OrderedDict()
         self._tombstones: OrderedDict[str, _Kept] = OrderedDict()
         self._listeners: list[Callable[[Sequence[str]], None]] = []

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from functools import partial
 from time import monotonic
+from typing import cast
 
 from refract.kernel.ids import new_correlation_id
 from refract.runtime.client_address import ClientAddresses
@@ -14,7 +15,7 @@ from refract.runtime.request_log import RequestLog
 from refract.services.links.domain.codes import is_reserved
 from refract.services.links.redirect.answers import Answer, failed, limited, status_line
 from refract.services.links.redirect.engine import Prepared, Redirects, counts
-from refract.services.links.redirect.gathering import Gathering
+from refract.services.links.redirect.gathering import Gathering, Guest
 from refract.services.links.redirect.lookup import Found
 from refract.services.links.redirect.visitors import Visitor
 from refract.services.links.redirect.visits import is_prefetch
@@ -25,7 +26,6 @@ _CODE = re.compile(rb"[A-Za-z0-9-]{1,50}\Z")
 _VISITORS = 65_536
 _LONGEST_REMEMBERED = 256
 _LIMITED = limited()
-_SLASH = ord("/")
 _NAMING_NOTHING = frozenset({b"keep-alive", b"close"})
 
 
@@ -116,15 +116,33 @@ class FastRedirect(FastPath):
         if self._takes_away(fields):
             return None
         visitor = self._meet(peer, fields)
-        return visitor, self._redirects.visit_part(fields, b"", visitor)
+        return Guest(visitor, self._redirects.visit_part(fields, b"", visitor), fields.get(b"accept", b""))
 
     def answer_again(self, target: bytes, remembered: object) -> HeldAnswer | None:
-        """Answer a GET whose header fields are known, if the link is, too."""
-        link = self._entries.get(target[1:])
+        """Answer a GET whose header fields are known, if its target can be nothing but a code."""
+        code = target[1:]
+        link = self._entries.get(code)
         begun = monotonic()
-        if link is None or begun >= link.fresh_until or target[0] != _SLASH:
+        if not target.startswith(b"/"):
             return None
-        return self._gathering.add(target, link, remembered, begun)  # type: ignore[arg-type]  # what `remember` made
+        guest = cast("Guest", remembered)  # what `remember` made
+        if link is not None and begun < link.fresh_until:
+            return self._gathering.add(target, link, guest, begun)
+        if _CODE.match(code) is None or is_reserved(code.decode("ascii")):
+            return None
+        return self._look_up_again(target, code, guest, begun)
+
+    def _look_up_again(self, target: bytes, code: bytes, guest: Guest, begun: float) -> HeldAnswer:
+        held = HeldRedirect(log=self._log, method=b"GET", path=target, begun=begun)
+        fields = {b"accept": guest.accept}
+        limits = b""
+        if self._admission is not None:
+            admitted, limits = self._admission(guest.visitor.ip_hash)
+            if not admitted:
+                self._fail(held, _LIMITED, fields, limits)
+                return held
+        self._look_up(held, code, (fields, b"", guest.visitor, limits), guest.words)
+        return held
 
     def _parse(self, target: bytes) -> tuple[bytes, bytes, bytes] | None:
         """The path, the query and the code, where it can be one."""
@@ -182,7 +200,8 @@ class FastRedirect(FastPath):
             redirects.clicks.record_later(click)
             held.release(payload)
 
-    def _look_up(self, held: HeldRedirect, code: bytes, asked: "Asked") -> None:
+    def _look_up(self, held: HeldRedirect, code: bytes, asked: "Asked", words: bytes | None = None) -> None:
+        """Find the link; `words` are what a click of this visitor says, where that is known."""
         memory = self._redirects.memory
         name = code.decode("ascii")
         if memory.is_absent(code):
@@ -191,16 +210,22 @@ class FastRedirect(FastPath):
             fields, _, _, limits = asked
             self._fail(held, self._redirects.absent(fields), fields, limits)
         else:
-            self._redirects.lookup.soon(name, partial(self._found, held, name, asked, memory.ticket))
+            self._redirects.lookup.soon(name, partial(self._found, held, name, asked, words, memory.ticket))
 
-    def _found(self, held: HeldRedirect, code: str, asked: "Asked", ticket: int, found: Found) -> None:
+    def _found(
+        self, held: HeldRedirect, code: str, asked: "Asked", words: bytes | None, ticket: int, found: Found
+    ) -> None:
         """Go on with what the look-up came to."""
         redirects = self._redirects
         fields, query, visitor, limits = asked
         try:
             decided = redirects.decide(code, found, fields, ticket)
             if isinstance(decided, Prepared):
-                self._answer(held, decided, fields, query, visitor, limits)
+                if words is None:
+                    self._answer(held, decided, fields, query, visitor, limits)
+                else:
+                    self._moment.look()
+                    self._send(held, decided, *redirects.click(decided.click, words, None), limits)
                 return
         except Exception:
             log.exception("a redirect failed")

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from msgspec import Struct
+
 from refract.kernel.ids import new_event_ids
 from refract.runtime.fast_path import Admission, HeldAnswer
 from refract.runtime.request_log import RequestLog
@@ -23,13 +25,20 @@ _LAST_FIELDS = b"\r\nx-content-type-options: nosniff\r\n\r\n"
 _AND_CORRELATED = b'","correlation_id":"'
 
 
+class Guest(Struct, frozen=True, gc=False):
+    """What the words of a connection come to: who is behind it, what a click of theirs says, what they accept."""
+
+    visitor: Visitor
+    words: bytes
+    accept: bytes
+
+
 class Visit(HeldAnswer, eq=False, gc=False):
     """Somebody who asks for a link that is known, over a connection whose words are known, and waits for the answer."""
 
     path: bytes = b""
     link: Prepared | None = None
-    who: tuple[Visitor, bytes] | None = None
-    """The visitor, and what a click of theirs says."""
+    guest: Guest | None = None
     begun: float = 0.0
     status: int = 0
     correlation_id: bytes = b""
@@ -53,9 +62,9 @@ class Gathering:
     def __len__(self) -> int:
         return len(self._visits)
 
-    def add(self, path: bytes, link: Prepared, who: tuple[Visitor, bytes], begun: float) -> Visit:
+    def add(self, path: bytes, link: Prepared, guest: Guest, begun: float) -> Visit:
         """One more."""
-        visit = Visit(None, False, None, path, link, who, begun)  # noqa: FBT003  # by name it takes twice as long
+        visit = Visit(None, False, None, path, link, guest, begun)  # noqa: FBT003  # by name it takes twice as long
         if not self._visits:
             self._begin()
         self._visits.append(visit)
@@ -96,18 +105,18 @@ class Gathering:
         date, moment = redirects.moment.date, redirects.moment.part
         clicks, payloads = [], []
         for visit, said, event_id in zip(visits, fields, new_event_ids(len(visits)), strict=True):
-            link, who = visit.link, visit.who
+            link, guest = visit.link, visit.guest
             assert link is not None, "whoever gathers knows the link"
-            assert who is not None, "and the visitor"
+            assert guest is not None, "and the visitor"
             visit.status = link.status
             visit.correlation_id = event_id
-            clicks.append(b"".join((link.click, who[1], moment, event_id, _AND_CORRELATED, event_id, b'"}')))
+            clicks.append(b"".join((link.click, guest.words, moment, event_id, _AND_CORRELATED, event_id, b'"}')))
             payloads.append(b"".join((link.first_line, date, link.fields, said, _CORRELATED, event_id, _LAST_FIELDS)))
         return Bundle(clicks, visits, payloads, partial(self._completed, visits))
 
     def _admitted(self, admission: Admission, visits: list[Visit]) -> tuple[list[Visit], list[bytes]]:
         """Those who are within their limits, and what is said to each of that; the others are refused."""
-        hashes = [visit.who[0].ip_hash for visit in visits if visit.who is not None]
+        hashes = [visit.guest.visitor.ip_hash for visit in visits if visit.guest is not None]
         left = {}
         for ip_hash, count in Counter(hashes).items():
             remaining = admission.all_of(ip_hash, count)

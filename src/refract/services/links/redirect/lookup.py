@@ -170,6 +170,8 @@ class Lookup:
 
     async def _ask_cache(self, questions: list[_Question]) -> list[_Question]:
         """Answer what L2 knows; returns the rest."""
+        if not self._cache.keeps:
+            return questions
         copies = await self._cache.get_many([KEY_PREFIX + question.code for question in questions])
         missed: list[_Question] = []
         for question, copy in zip(questions, copies, strict=True):
@@ -206,6 +208,8 @@ class Lookup:
 
     def _fill_later(self, records: dict[str, LinkRecord], asked_at: float) -> None:
         """Give L2 its copies when everybody is answered; if it does not keep up, it misses some."""
+        if not self._cache.keeps:
+            return
         room = MOST_UNFILLED - len(self._unfilled)
         self._unfilled += [(record, asked_at) for record in islice(records.values(), room)]
         if self._unfilled and self._filling is None:

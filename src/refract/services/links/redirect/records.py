@@ -14,7 +14,7 @@ KEY_PREFIX = "url:"
 COPY_SECONDS = 3600.0
 """How long a copy may live, if the link does."""
 
-_STATUSES = frozenset(status.value for status in Status)
+_STATUSES = {status.value: status for status in Status}
 
 
 class LinkRecord(Struct, frozen=True, gc=False):
@@ -31,7 +31,7 @@ class LinkRecord(Struct, frozen=True, gc=False):
 
     def effective_status(self, now: datetime) -> Status:
         """The status that counts at this moment."""
-        return status_at(Status(self.status), self.expires_at, now)
+        return status_at(_STATUSES[self.status], self.expires_at, now)
 
     def seconds_left(self, now: datetime) -> float | None:
         """How long it stays what it is now, if nobody changes it; None for ever: only an active link expires."""
