@@ -59,9 +59,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
     defaults = Defaults(_address(settings), salt, directory.spool)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
-    limits = Limits(
-        EmbeddedRateLimiter(), RouteLimits(LimitSettings.from_environment(environment).per_minute, hashes_with(salt))
-    )
+    limits = _limits(environment, salt)
     extras = Extras(EmbeddedCache(capacity=0), limits.limiter, settings.jwt_secrets[0])
     tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
     async with Supervisor() as supervisor:
@@ -106,6 +104,11 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
         )
         _greet(settings, directory)
         await supervisor.wait()
+
+
+def _limits(environment: Environment, salt: str) -> Limits:
+    routes = RouteLimits(LimitSettings.from_environment(environment).per_minute, hashes_with(salt))
+    return Limits(EmbeddedRateLimiter(), routes)
 
 
 @dataclass(slots=True)

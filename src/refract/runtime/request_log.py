@@ -55,22 +55,20 @@ class RequestLog:
 
     def completed(self, method: bytes, path: bytes, status: int, begun: float, correlation_id: bytes) -> None:
         """Note a request that began at that monotonic second and ends now."""
-        ended = time.monotonic()
-        if self._metrics is not None:
-            self._metrics.request(self._service, method.decode("ascii"), self._route, status, ended - begun)
-        if self._writes:
-            self._note([(method, path, status, begun, ended, correlation_id)])
+        self._waiting.append((method, path, status, begun, time.monotonic(), correlation_id))
+        self._expect_flush()
 
     def completed_together(self, method: bytes, status: int, requests: Sequence[Completed]) -> None:
         """Note requests that all end now, with one method and one status: the same in fewer words for each."""
         ended = time.monotonic()
+        if self._writes and (self._sample < 1.0 or _json_handler() is None):
+            self._waiting += [(method, each.path, status, each.begun, ended, each.correlation_id) for each in requests]
+            self._expect_flush()
+            return
         if self._metrics is not None:
             seconds = [ended - request.begun for request in requests]
             self._metrics.requests(self._service, method.decode("ascii"), self._route, status, seconds)
         if not self._writes:
-            return
-        if self._sample < 1.0 or _json_handler() is None:
-            self._note([(method, each.path, status, each.begun, ended, each.correlation_id) for each in requests])
             return
         beginning = b'{"level":"info","time":%d,"service":"%b","correlation_id":"' % (
             time.time() * 1000,
@@ -85,12 +83,18 @@ class RequestLog:
         self._expect_flush()
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Count and write what was collected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
         written, self._written = self._written, []
+        if self._metrics is not None:
+            self._count(self._metrics, waiting)
+        if not self._writes:
+            return
+        if self._sample < 1.0:
+            waiting = [line for line in waiting if random.random() < self._sample]  # noqa: S311  # no secret
         handler = _json_handler()
         if handler is None:
             self._log_singly(waiting)
@@ -99,11 +103,12 @@ class RequestLog:
         if written and handler is not None:
             _write(handler, b"".join(written).decode("ascii"))
 
-    def _note(self, lines: Iterable[Line]) -> None:
-        if self._sample < 1.0:
-            lines = [line for line in lines if random.random() < self._sample]  # noqa: S311  # no secret
-        self._waiting += lines
-        self._expect_flush()
+    def _count(self, metrics: Metrics, waiting: Sequence[Line]) -> None:
+        seconds: dict[tuple[bytes, int], list[float]] = {}
+        for method, _, status, begun, ended, _ in waiting:
+            seconds.setdefault((method, status), []).append(ended - begun)
+        for (method, status), each in seconds.items():
+            metrics.requests(self._service, method.decode("ascii"), self._route, status, each)
 
     def _expect_flush(self) -> None:
         if self._timer is None:
