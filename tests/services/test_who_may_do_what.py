@@ -110,7 +110,7 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
         (link, "DELETE", "/urls/{code}"): [Trial([403])],
         (link, "POST", "/shorten"): [
             Trial([409], {"url": evil, "custom_code": code}),
-            Trial([200, 201], {"url": hers.url}, headers=(KEY,)),
+            Trial([200, 201], {"url": hers.url, **SECRETS}, headers=(KEY,)),
             Trial([201], {"url": "https://example.com/posing", "force_new": True, **posing}),
         ],
         (link, "POST", "/shorten/bulk"): [
