@@ -285,3 +285,16 @@ async def test_the_host_is_the_services(door: Open) -> None:
     async with running(mirror) as server:
         seen = (await fetch(await door(url_of(server)), "/a")).json
         assert dict(seen["headers"])["host"] == f"127.0.0.1:{server.port}"
+
+
+async def test_a_service_behind_https_is_spoken_to_in_tls(door: Open) -> None:
+    first: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first.append(await reader.readexactly(3))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = await door(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert (await fetch(port, "/a", "Authorization: Bearer secret")).status == 502
+    assert first == [b"\x16\x03\x01"]  # a handshake, and nothing of the request

@@ -7,6 +7,8 @@ import pytest
 
 from refract.runtime.edge import Receive, Scope, Send
 from refract.services.gateway.adapters import proxy
+from refract.services.gateway.adapters.connections import Connection
+from refract.services.gateway.adapters.exchanges import Exchange
 from refract.services.gateway.adapters.proxy import Proxy
 from tests.support.fronts import ROOMY, mirror, read_body, send_answer, url_of
 from tests.support.http import Client, fetch, head, running
@@ -185,3 +187,32 @@ async def test_nobody_waits_for_a_client_whose_answer_has_left() -> None:
         await eventually(lambda: asyncio.all_tasks() == before)
         assert not services._under_way
         await services.close()
+
+
+async def test_a_second_try_has_no_more_time_than_the_first_one_left(
+    door: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanges: list[Exchange] = []
+    deadlines: list[float] = []
+    ask = Connection.ask
+
+    def noted(connection: Connection, exchange: Exchange, data: bytes) -> None:
+        exchanges.append(exchange)
+        ask(connection, exchange, data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        deadlines.append(exchanges[-1].deadline)
+        writer.write(OK)
+        if len(deadlines) == 1:
+            await reader.readuntil(b"\r\n\r\n")
+            deadlines.append(exchanges[-1].deadline)
+            await asyncio.sleep(0.01)  # so that the clock moves on
+        writer.close()
+
+    monkeypatch.setattr(Connection, "ask", noted)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = await door(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert [(await fetch(port, "/a")).status for _ in range(2)] == [200, 200]
+    assert len(deadlines) == 3
+    assert deadlines[1] == deadlines[2]

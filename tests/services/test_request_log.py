@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from refract.runtime import request_log
+from refract.runtime.edge import Edge, answer
 from refract.runtime.metrics import Metrics
-from refract.runtime.request_log import MAX_LINES, RequestLog
+from refract.runtime.request_log import MAX_LINES, RequestLog, flush_request_logs
 from refract.runtime.telemetry import configure_logging
 from tests.support.http import Client, fetch
 from tests.support.redirects import RedirectWorld, redirects
@@ -200,3 +201,28 @@ async def test_every_request_is_counted_logged_or_not() -> None:
         assert f'http_request_duration_seconds_bucket{{le="{bound}",{labels}}} {number}.0' in exposition
     [total] = re.findall(rf"http_request_duration_seconds_sum{{{re.escape(labels)}}} ([0-9.]+)", exposition)
     assert float(total) == pytest.approx(30.0064, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "at_once"), [("/plain-1", False), ('/with"quote', True), ("/ünusual", True), ("/a b", True)]
+)
+async def test_the_edge_collects_lines_that_need_no_escaping(path: str, at_once: bool) -> None:
+    stream = io.StringIO()
+    configure_logging("process", "info", stream)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, 204, b"")
+
+    scope = {"method": "GET", "path": path, "headers": [(b"x-correlation-id", b"c-1")], "client": None}
+    await Edge(application, "links")(scope, _nothing, _nothing)
+    assert bool(stream.getvalue()) is at_once
+    flush_request_logs()
+    [line] = lines_in(stream)
+    assert list(line) == FIELDS
+    assert (line["service"], line["correlation_id"], line["path"], line["status"]) == ("links", "c-1", path, 204)
+    flush_request_logs()
+    assert len(lines_in(stream)) == 1
+
+
+async def _nothing(*_: Any) -> None:
+    """Neither a client nor its request."""

@@ -8,6 +8,7 @@ from refract.kernel.errors import Misconfigured
 from refract.runtime.edge import Application
 from refract.runtime.fast_path import FastPath
 from refract.runtime.metrics import Metrics
+from refract.runtime.request_log import flush_request_logs
 from refract.runtime.server import HttpServer, ServerLimits
 from refract.runtime.settings import ProcessSettings
 from refract.runtime.supervisor import Supervisor
@@ -59,7 +60,12 @@ async def listen(  # noqa: PLR0913  # all that a listener is made of
     )
     if place is not None:
         await supervisor.unless_stopping(place.permission())
-    await supervisor.start("http", lambda: _start(server, chosen_by), server.stop)
+
+    async def stop(seconds: float) -> None:
+        await server.stop(seconds)
+        flush_request_logs()
+
+    await supervisor.start("http", lambda: _start(server, chosen_by), stop)
     if place is not None:
         place.ready()
     # What is there now stays until the end. Without this every full collection visits all of it, which stops the

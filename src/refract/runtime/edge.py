@@ -1,6 +1,7 @@
 """The outermost layer of an application: correlation, client address, one log line and one measurement a request."""
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -9,6 +10,7 @@ from refract.runtime.client_address import ClientAddresses
 from refract.runtime.correlation import accept_correlation_id, correlated
 from refract.runtime.exchange import ended_with, error_body
 from refract.runtime.metrics import Metrics
+from refract.runtime.request_log import RequestLog, json_handler
 from refract.runtime.telemetry import serving
 
 Scope = MutableMapping[str, Any]
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 _JSON = (b"content-type", b"application/json")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _OURS = frozenset({b"x-correlation-id", _NO_SNIFFING[0]})
+_PLAIN = re.compile(r"[A-Z]{1,10} [A-Za-z0-9._~!$&'()*+,;=:@/%-]*\Z")
+"""A method and a path in which JSON has nothing to escape."""
 
 
 class Edge:
@@ -42,11 +46,12 @@ class Edge:
         self._service = service
         self._metrics = metrics
         self._addresses = addresses or ClientAddresses()
+        self._lines = RequestLog(service)
         self._health = b'{"status":"ok","service":"%s"}' % service.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        begun = time.perf_counter()
+        begun = time.monotonic()
         status = 0
         # Routing changes the path in the scope.
         method, path = scope["method"], scope["path"]
@@ -73,10 +78,12 @@ class Edge:
                 log.exception("request failed", extra={"method": method, "path": path})
                 await answer(send_marked, 500, error_body("internal server error"))
             finally:
-                seconds = time.perf_counter() - begun
                 # An application that ends without an answer leaves it to the server, which sends a 500.
                 status = status or ended_with(scope) or 500
-                self._report(method, path, scope.get("path_template") or "unmatched", status, seconds)
+                if self._metrics is not None:
+                    route, seconds = scope.get("path_template") or "unmatched", time.monotonic() - begun
+                    self._metrics.request(self._service, method, route, status, seconds)
+                self._note(method, path, status, begun, correlation_id)
 
     def _introduce(self, scope: Scope) -> str:
         """Find out who asks and under which id, and leave both where handlers look for them."""
@@ -94,12 +101,16 @@ class Edge:
         state["client_address"] = self._addresses.find(client[0], forwarded_for) if client else ""
         return correlation_id
 
-    def _report(self, method: str, path: str, route: str, status: int, seconds: float) -> None:
-        if self._metrics is not None:
-            self._metrics.request(self._service, method, route, status, seconds)
-        if log.isEnabledFor(logging.INFO):
-            fields = {"method": method, "path": path, "status": status, "duration_ms": round(seconds * 1000)}
-            log.info("request completed", extra=fields)
+    def _note(self, method: str, path: str, status: int, begun: float, correlation_id: str) -> None:
+        """Log a request: with others, where the line can be written as it stands, which takes a tenth of the time."""
+        if not log.isEnabledFor(logging.INFO):
+            return
+        if json_handler() is not None and _PLAIN.match(f"{method} {path}"):
+            self._lines.completed(method.encode(), path.encode(), status, begun, correlation_id.encode())
+            return
+        milliseconds = round((time.monotonic() - begun) * 1000)
+        fields = {"method": method, "path": path, "status": status, "duration_ms": milliseconds}
+        log.info("request completed", extra=fields)
 
 
 async def answer(send: Send, status: int, body: bytes, content_type: bytes = _JSON[1]) -> None:

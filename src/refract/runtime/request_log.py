@@ -24,6 +24,15 @@ Line = tuple[bytes, bytes, int, float, float, bytes]
 """Method, path, status, when it began, when it ended, correlation id."""
 
 
+_unwritten: "set[RequestLog]" = set()
+
+
+def flush_request_logs() -> None:
+    """Write what any of them has collected: at the end of a process nobody else does."""
+    for log in tuple(_unwritten):
+        log.flush()
+
+
 class Completed(Protocol):
     """A request whose answer has left."""
 
@@ -61,7 +70,7 @@ class RequestLog:
     def completed_together(self, method: bytes, status: int, requests: Sequence[Completed]) -> None:
         """Note requests that all end now, with one method and one status: the same in fewer words for each."""
         ended = time.monotonic()
-        if self._writes and (self._sample < 1.0 or _json_handler() is None):
+        if self._writes and (self._sample < 1.0 or json_handler() is None):
             self._waiting += [(method, each.path, status, each.begun, ended, each.correlation_id) for each in requests]
             self._expect_flush()
             return
@@ -87,6 +96,7 @@ class RequestLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            _unwritten.discard(self)
         waiting, self._waiting = self._waiting, []
         written, self._written = self._written, []
         if self._metrics is not None:
@@ -95,7 +105,7 @@ class RequestLog:
             return
         if self._sample < 1.0:
             waiting = [line for line in waiting if random.random() < self._sample]  # noqa: S311  # no secret
-        handler = _json_handler()
+        handler = json_handler()
         if handler is None:
             self._log_singly(waiting)
         else:
@@ -113,6 +123,7 @@ class RequestLog:
     def _expect_flush(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self.flush)
+            _unwritten.add(self)
         elif len(self._waiting) + len(self._written) >= MAX_LINES:
             self.flush()
 
@@ -152,7 +163,7 @@ def _ending(status: int, milliseconds: int) -> bytes:
     return b'","status":%d,"duration_ms":%d,"msg":"request completed"}\n' % (status, milliseconds)
 
 
-def _json_handler() -> "logging.StreamHandler[TextIO] | None":
+def json_handler() -> "logging.StreamHandler[TextIO] | None":
     """Where lines go as they are; None where somebody else gives them their form."""
     handlers = logging.getLogger().handlers
     if handlers and isinstance(handlers[0], logging.StreamHandler) and isinstance(handlers[0].formatter, JsonFormatter):

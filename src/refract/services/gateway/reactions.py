@@ -87,7 +87,7 @@ class RevocationWatch:
         self._missed.clear()  # first: whatever is missed while it is asked is a reason to ask again
         try:
             await self._load_pages()
-        except (RefractError, msgspec.MsgspecError) as error:
+        except (RefractError, ValueError, RecursionError) as error:  # the last two: it cannot be read
             self._missed.set()
             if not self._away:
                 logger.warning("cannot load revocations; going on with those known", extra={"reason": str(error)})

@@ -196,7 +196,7 @@ class Pool:
     def __init__(self, url: str, connect_timeout: float) -> None:
         parts = urlsplit(url)
         self.place = url.rstrip("/")
-        self.host = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+        self.host = parts.netloc.encode()
         self.prefix = parts.path.rstrip("/").encode()
         self._address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
