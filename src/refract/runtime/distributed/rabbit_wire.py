@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
+from struct import Struct
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp import commands, frame
-from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from refract.kernel.events import FANOUT_EXCHANGES
@@ -17,6 +18,13 @@ FRAME_OVERHEAD = 8
 LONGEST_ID = 255
 LARGEST_BODY = 128 * 1024 * 1024
 """What a broker takes unless it is told otherwise; one byte more and it closes the channel, for all on it."""
+
+HEADER_FRAME, BODY_FRAME = 2, 3
+BASIC = 60
+_START = Struct(">BHI")
+_PROPERTIES = Struct(">HHQH")
+_FLAGS = 0b1001_0100_1100_0000  # content type, delivery mode, correlation id, message id, timestamp
+_CONTENT_TYPE = b"\x10application/json"
 
 REASON = "refract-reason"
 BURIED_AT = "refract-buried-at"
@@ -44,28 +52,62 @@ def publish_frames(
 
     Raises ValueError or TypeError if the broker or the protocol has no place for it.
     """
-    if len(message.body) > LARGEST_BODY:
-        raise ValueError(f"its body has {len(message.body)} bytes")
+    body, piece = message.body, frame_max - FRAME_OVERHEAD
+    if len(body) > LARGEST_BODY:
+        raise ValueError(f"its body has {len(body)} bytes")
+    header = _with_headers(message, headers, moment, channel) if headers else _without_headers(message, moment, channel)
+    if len(header) > frame_max:
+        raise ValueError(f"its properties have {len(header)} bytes")
+    return [
+        _method(message.exchange, message.routing_key, channel, mandatory=message.mandatory),
+        header,
+        *(_frame(BODY_FRAME, channel, body[start : start + piece]) for start in range(0, len(body), piece)),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _method(exchange: str, routing_key: str, channel: int, *, mandatory: bool) -> bytes:
+    """The same for every event of a kind."""
+    method = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+    return frame.marshal(method, channel)
+
+
+def _without_headers(message: Message, moment: datetime, channel: int) -> bytes:
+    """What the library makes of the properties of nearly every message, in a fifth of the time; a test compares."""
+    properties = b"".join(
+        (
+            _PROPERTIES.pack(BASIC, 0, len(message.body), _FLAGS),
+            _CONTENT_TYPE,
+            b"\x02",  # persistent
+            _short(message.correlation_id),
+            _short(message.message_id),
+            int(moment.timestamp()).to_bytes(8, "big"),
+        )
+    )
+    return _frame(HEADER_FRAME, channel, properties)
+
+
+def _with_headers(message: Message, headers: Mapping[str, str], moment: datetime, channel: int) -> bytes:
     properties = commands.Basic.Properties(
         content_type="application/json",
         delivery_mode=2,
         message_id=message.message_id,
         correlation_id=message.correlation_id,
         timestamp=moment,
-        headers=dict(headers) if headers else None,
+        headers=dict(headers),
     )
-    method = commands.Basic.Publish(
-        exchange=message.exchange, routing_key=message.routing_key, mandatory=message.mandatory
-    )
-    body, piece = message.body, frame_max - FRAME_OVERHEAD
-    header = frame.marshal(ContentHeader(body_size=len(body), properties=properties), channel)
-    if len(header) > frame_max:
-        raise ValueError(f"its properties have {len(header)} bytes")
-    return [
-        frame.marshal(method, channel),
-        header,
-        *(frame.marshal(ContentBody(body[start : start + piece]), channel) for start in range(0, len(body), piece)),
-    ]
+    return frame.marshal(ContentHeader(body_size=len(message.body), properties=properties), channel)
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return b"%b%b\xce" % (_START.pack(kind, channel, len(payload)), payload)
+
+
+def _short(text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > LONGEST_ID:
+        raise ValueError(f"an id of it has {len(encoded)} bytes")
+    return b"%c%b" % (len(encoded), encoded)
 
 
 def read_message(delivered: DeliveredMessage) -> Message:
