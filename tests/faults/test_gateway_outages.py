@@ -95,7 +95,9 @@ async def test_links_are_followed_while_redis_is_killed_and_frozen(world: World,
     assert set(following.answered) == {200}, "every one was answered"
     assert 0 < following.counted < following.answered.total(), "with the limit while it could be counted"
     lines = [line["msg"] for line in door.log if "redis" in line["msg"]]
-    assert lines == ["redis unavailable; cache disabled", "redis is back"] * 2
+    outages = len(lines) // 2  # a busy machine may take a pause of its own for another
+    assert lines == ["redis unavailable; cache disabled", "redis is back"] * outages
+    assert outages >= 2
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from refract.services.identity.http.cookies import SESSION_COOKIE
 from tests.support.clocks import START
 from tests.support.databases import empty_location
 from tests.support.http import Answer
-from tests.support.identity import EMAIL, PASSWORD, SECRET, IdentityWorld, identity, identity_location
+from tests.support.identity import EMAIL, ON_SQLITE, PASSWORD, SECRET, IdentityWorld, identity, identity_location
 from tests.support.waiting import eventually
 
 __all__ = ["empty_location", "identity", "identity_location"]
@@ -74,6 +74,15 @@ async def test_the_new_password_counts_and_tokens_of_before_are_dead(identity: I
     assert (await identity.users())[0]["updated_at"] == identity.clock.now()
 
 
+@ON_SQLITE
+async def test_a_flood_of_registrations_is_no_matter(identity: IdentityWorld) -> None:
+    user = await identity.add()
+    identity.hasher._strangers._most = 0
+    assert said(await identity.register("bob@example.com")) == (503, "service unavailable")
+    assert (await change(identity, signed(identity, user))).status == 204
+    assert (await identity.login(EMAIL, NEW)).status == 200
+
+
 async def test_the_second_change_needs_a_token_of_after_the_first(identity: IdentityWorld) -> None:
     token = signed(identity, await identity.add())
     assert (await change(identity, token)).status == 204
@@ -92,15 +101,26 @@ async def test_without_the_old_password_nothing_changes(identity: IdentityWorld)
     assert (await identity.login()).status == 200
 
 
-async def test_wrong_ones_count_as_failed_sign_ins(identity: IdentityWorld) -> None:
+async def test_after_ten_wrong_ones_no_other_is_tried(identity: IdentityWorld) -> None:
     token = signed(identity, await identity.add())
     for _ in range(10):
         assert (await change(identity, token, "wrong password")).status == 403
     refused = await change(identity, token)
     assert said(refused) == (429, "rate limit exceeded")
     assert int(refused.headers["retry-after"]) > 0
-    assert (await identity.login()).status == 429
     assert identity.hasher.calls.count("compare") == 10
+    assert (await identity.login()).status == 200  # who found a token does not shut its owner out
+
+
+@ON_SQLITE
+async def test_strangers_who_fail_to_sign_in_keep_the_owner_from_nothing(identity: IdentityWorld) -> None:
+    user = await identity.add()
+    token = signed(identity, user)
+    for name in (EMAIL, user.id, f"{user.id}\0", f"\0{user.id}"):  # whatever they call the account
+        for number in range(10):
+            assert (await identity.login(name, "a guess", f"X-Forwarded-For: 198.51.100.{number}")).status == 401
+    assert (await identity.login()).status == 429
+    assert (await change(identity, token)).status == 204
 
 
 @on_one_mode

@@ -187,3 +187,17 @@ def test_without_an_address_of_our_own_no_origin_is_ours(host: bytes) -> None:
     for origin in (b"", b"://", b"http://", b"null"):
         asked = Asked({b"origin": [origin]}, "http", host)
         assert not Origins().sent_by_us(asked)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "origin"),
+    [
+        ("https://bücher.example", b"https://xn--bcher-kva.example"),
+        ("https://Bücher.example:8443/links", b"https://xn--bcher-kva.example:8443"),
+        ("http://[2001:db8::1]:80", b"http://[2001:db8::1]"),
+        ("http://[2001:DB8::80]:8080/", b"http://[2001:db8::80]:8080"),
+        ("HTTPS://GO.example:443/a?b", b"https://go.example"),
+    ],
+)
+def test_our_public_address_is_known_as_a_browser_writes_it(base_url: str, origin: bytes) -> None:
+    assert Origins(base_url).sent_by_us(Asked({b"origin": [origin]}, "http", b"inside:8080"))

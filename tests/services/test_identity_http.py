@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import uuid
+from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,7 @@ async def test_the_cookie_is_secure_where_the_browser_came_by_https(identity: Id
         ("http://localhost:8080", "X-Forwarded-Proto: http", False),
         ("http://localhost:8080", "X-Forwarded-Proto: https", True),
         ("https://sho.rt", "X-Forwarded-Proto: http", True),
+        ("HTTPS://sho.rt", "X-Forwarded-Proto: http", True),
     ):
         await identity.serve(base_url=base_url)
         cookie = (await identity.login(EMAIL, PASSWORD, header, session=True)).headers["set-cookie"]
@@ -249,6 +251,64 @@ async def test_a_database_that_is_away_is_no_wrong_password(identity: IdentityWo
     for path in ("/register", "/login"):
         answer = await identity.call("POST", path, {"email": EMAIL, "password": PASSWORD})
         assert said(answer) == (503, {"error": "service unavailable"})
+
+
+@ON_SQLITE
+async def test_what_is_logged_of_refusals_is_what_may_be_an_attack(
+    identity: IdentityWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    expired = identity.signer.sign("u", EMAIL).token
+    identity.clock.advance(timedelta(days=1).total_seconds())
+
+    async def warnings(answer: Awaitable[Answer], status: int) -> list[tuple[str, Any]]:
+        caplog.clear()
+        assert (await answer).status == status
+        bad = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        return [(record.getMessage(), vars(record).get("path")) for record in bad]
+
+    assert await warnings(identity.call("GET", "/me", token=expired), 401) == [("token refused: expired", "/me")]
+    forged = await warnings(identity.call("GET", "/me", token="forged"), 401)
+    assert forged == [("token refused: not a compact token", "/me")]
+    for what, status in (
+        (identity.call("GET", "/me"), 401),
+        (identity.login(), 401),
+        (identity.register("notanemail"), 400),
+        (identity.register(), 201),
+        (identity.register(), 409),
+    ):
+        assert await warnings(what, status) == []
+
+
+@ON_SQLITE
+async def test_a_hash_that_is_none_is_an_error_of_ours(
+    identity: IdentityWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    await identity.add(password=None)
+    async with identity.database.transaction() as tx:
+        await tx.execute(Statement("spoil", "Spoils hashes.", "UPDATE users SET password_hash = 'spoilt'"))
+    assert said(await identity.login()) == (500, {"error": "internal server error"})
+    [failure] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert failure.exc_info is not None
+    assert PASSWORD not in caplog.text
+
+
+@ON_SQLITE
+async def test_the_document_gives_errors_as_they_are(identity: IdentityWorld) -> None:
+    paths = (await identity.call("GET", "/docs/openapi.json")).json["paths"]
+
+    def example(path: str, answer: Answer) -> Any:
+        content = paths[path]["post"]["responses"][str(answer.status)]["content"]["application/json"]
+        return next(iter(content["examples"].values()))["value"]
+
+    refused = {
+        "/register": await identity.call("POST", "/register", b"{"),
+        "/login": await identity.login(),
+        "/password": await identity.call("POST", "/password", {}),
+        "/verify": await identity.call("POST", "/verify", {"token": "none"}),
+        "/reset/confirm": await identity.call("POST", "/reset/confirm", {"token": "none", "password": PASSWORD}),
+    }
+    for path, answer in refused.items():
+        assert example(path, answer) == answer.json, path
 
 
 @ON_SQLITE

@@ -16,9 +16,10 @@ from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.outbox import Relay
 from refract.runtime.ports import Database, EventBus
+from refract.runtime.statements import Statement
 from refract.services.identity import reactions
 from refract.services.identity.api import EmailPasswordResetRequested, EmailVerificationRequested
-from refract.services.identity.commands.forgetting import Forgetting
+from refract.services.identity.commands.forgetting import SENT, Forgetting
 from refract.services.identity.commands.mailing import Mails
 from refract.services.identity.commands.verifying import ask_for_verification
 from refract.services.identity.domain.mails import legacy_body, mail_event
@@ -168,6 +169,12 @@ def test_that_it_is_on_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "deprecated exchange smtp_send_email_exc" in line
 
 
+def test_a_token_is_not_shown_where_somebody_logs_it() -> None:
+    token = OneTimeToken.issue(Purpose.RESET, "user", START)
+    assert token.text not in repr(token)
+    assert "user" in repr(token)
+
+
 def test_what_stands_in_a_legacy_mail_is_no_markup() -> None:
     token = OneTimeToken("<b>&\"'", Purpose.RESET, "user", START, START)
     event = mail_event(token, "alice@example.com", "https://sho.rt/", "")
@@ -296,6 +303,16 @@ async def test_mails_that_are_published_are_forgotten_and_nothing_else(post: Pos
     ]
     assert await Forgetting(desk.database).forget() == 0
     assert user.email not in str([dict(row) for row in left])
+
+
+async def test_mails_are_found_without_reading_the_audit_trail(desk: MailDesk) -> None:
+    sent = SENT.replace(":batch", "500")
+    plan = Statement("plan", "How mails are found.", f"EXPLAIN {sent}", sqlite=f"EXPLAIN QUERY PLAN {sent}")
+    only_by_index = Statement("by_index", "A table this small.", "SET LOCAL enable_seqscan = off", sqlite="SELECT 1")
+    async with desk.database.transaction() as tx:
+        await tx.execute(only_by_index)
+        found = str([dict(row) for row in await tx.fetch(plan)])
+    assert "outbox_mails" in found
 
 
 async def test_forgetting_goes_in_batches_and_survives_a_database_that_is_away(

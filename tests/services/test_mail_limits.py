@@ -45,6 +45,12 @@ async def test_a_client_that_floods_is_refused(desk: MailDesk) -> None:
     assert len(await desk.outbox(ASKED)) == 20
 
 
+async def test_the_addresses_of_one_ipv6_network_are_one_client(desk: MailDesk) -> None:
+    allowed = [(await desk.limits.of_address(f"2001:db8:1:2::{number:x}")).allowed for number in range(21)]
+    assert allowed == [True] * 20 + [False]
+    assert (await desk.limits.of_address("2001:db8:1:3::1")).allowed
+
+
 @pytest.mark.parametrize("mail_location", ["embedded"], indirect=True)  # Redis has a clock of its own
 async def test_after_an_hour_there_is_a_mail_again(desk: MailDesk) -> None:
     assert await asked(desk, *["alice@example.com"] * 4) == [204] * 4

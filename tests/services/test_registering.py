@@ -15,11 +15,13 @@ from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands import registering as module
 from refract.services.identity.commands.mailing import MailLimits, Mails
 from refract.services.identity.commands.registering import Registering
+from refract.services.identity.commands.turns import AT_A_TIME
 from refract.services.identity.domain.accounts import EmailTaken, User
 from refract.services.identity.settings import Policy
 from refract.services.identity.store import COLUMNS, Users, find_by_email, parameters_of
 from tests.support.clocks import START
 from tests.support.identity import BASE_URL, EMAIL, ON_SQLITE, PASSWORD, IdentityWorld, identity, identity_location
+from tests.support.waiting import eventually
 
 __all__ = ["identity", "identity_location"]
 
@@ -199,6 +201,24 @@ async def test_of_many_at_once_one_gets_the_address(identity: IdentityWorld) -> 
     assert sum(isinstance(outcome, EmailTaken) for outcome in outcomes) == 11
     assert [row["id"] for row in await identity.users()] == [winner.id]
     assert len(await identity.announced()) == 1
+
+
+@ON_SQLITE
+async def test_no_client_fills_the_line_alone(identity: IdentityWorld) -> None:
+    go_on = asyncio.Event()
+    identity.hasher.before = go_on.wait
+    service = registering(identity)
+
+    def begin(number: int, address: str) -> asyncio.Task[User]:
+        return asyncio.create_task(service.register(f"user{number}@example.com", PASSWORD, address))
+
+    tasks = [begin(number, ADDRESS) for number in range(30)]
+    await eventually(lambda: len(identity.hasher.calls) >= AT_A_TIME)
+    tasks.append(begin(30, "198.51.100.1"))
+    await eventually(lambda: len(identity.hasher.calls) > AT_A_TIME)
+    assert len(identity.hasher.calls) == AT_A_TIME + 1
+    go_on.set()
+    assert len({user.id for user in await asyncio.gather(*tasks)}) == 31
 
 
 @ON_SQLITE

@@ -261,7 +261,19 @@ async def test_what_is_known_stays_while_identity_is_away(door: Door) -> None:
         assert door.dead(known)
 
 
-@pytest.mark.parametrize("answer", [b"", b"<html>", b"{}", b'{"revocations": [{"user_id": 7}]}', b'{"revocations": 7}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>",
+        b"{}",
+        b'{"revocations": [{"user_id": 7}]}',
+        b'{"revocations": 7}',
+        b'{"revocations": [], "next_cursor": "\xff"}',
+        b'{"revocations": [], "more": ' + b"[" * 100_000,
+    ],
+    ids=lambda answer: f"{answer[:40]!r}",
+)
 async def test_an_answer_that_makes_no_sense_is_none(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
     class Nonsense(InProcess):
         async def fetch(self, target: str, path: str, query: Mapping[str, str]) -> bytes:

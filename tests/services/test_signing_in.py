@@ -1,5 +1,6 @@
 """Signing in: one query and one bcrypt whoever it is, one answer to every wrong one, and a token to the right one."""
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -9,12 +10,14 @@ import pytest
 from refract.kernel.errors import Limited, RefractError
 from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
-from refract.runtime.tokens import TokenVerifier
+from refract.runtime.tokens import Signed, TokenVerifier
 from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.commands.throttling import BY_ACCOUNT, BY_ADDRESS, Throttle
+from refract.services.identity.commands.turns import AT_A_TIME
 from refract.services.identity.domain.accounts import EmailNotVerified, InvalidCredentials
 from tests.support.clocks import START
 from tests.support.identity import EMAIL, ON_SQLITE, PASSWORD, SECRET, IdentityWorld, identity, identity_location
+from tests.support.waiting import eventually
 
 __all__ = ["identity", "identity_location"]
 
@@ -146,6 +149,27 @@ async def test_success_is_never_counted(identity: IdentityWorld) -> None:
     await identity.add()
     for _ in range(60):
         assert await outcome(identity, EMAIL, PASSWORD) == ("signed in", "")
+
+
+@ON_SQLITE
+async def test_no_client_fills_the_line_alone(identity: IdentityWorld) -> None:
+    emails = [f"user{number}@example.com" for number in range(5)]
+    for email in emails:
+        await identity.add(email)
+    go_on = asyncio.Event()
+    identity.hasher.before = go_on.wait
+    service = signing_in(identity)
+
+    def begin(email: str, address: str) -> asyncio.Task[Signed]:
+        return asyncio.create_task(service.sign_in(email, PASSWORD, address))
+
+    tasks = [begin(email, f"2001:db8:1:2::{number}") for email in emails for number in range(10)]
+    await eventually(lambda: len(identity.hasher.calls) >= AT_A_TIME)
+    tasks.append(begin(emails[0], ADDRESS))
+    await eventually(lambda: len(identity.hasher.calls) > AT_A_TIME)
+    assert len(identity.hasher.calls) == AT_A_TIME + 1
+    go_on.set()
+    assert len(await asyncio.gather(*tasks)) == 51
 
 
 @ON_SQLITE

@@ -11,7 +11,7 @@ from refract.runtime.distributed.redis_connection import RedisConnection
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.ports import RateLimiter
 from refract.runtime.windows import Policy, Verdict
-from refract.services.identity.commands import throttling
+from refract.services.identity.commands import throttling, turns
 from refract.services.identity.commands.throttling import BY_ACCOUNT, BY_ADDRESS, Attempt, Throttle
 from tests.support.clocks import ManualClock
 from tests.support.redis_twins import administering, connected
@@ -100,6 +100,13 @@ async def test_fifty_failures_of_an_address_are_enough(throttle: Throttle) -> No
         await fail(throttle, 1, email=f"user{number}@example.com")
     assert await is_refused(throttle)
     assert not await is_refused(throttle, address="198.51.100.1")
+
+
+async def test_the_addresses_of_one_ipv6_network_are_one_client(throttle: Throttle) -> None:
+    for number in range(50):
+        await fail(throttle, 1, email=f"user{number}@example.com", address=f"2001:db8:1:2::{number:x}")
+    assert await is_refused(throttle, address="2001:db8:1:2:ffff::1")
+    assert not await is_refused(throttle, address="2001:db8:1:3::1")
 
 
 async def test_a_refusal_is_not_counted_and_says_when_to_come_back(throttle: Throttle) -> None:
@@ -288,6 +295,30 @@ async def test_processes_share_what_is_counted(redis_address: str, redis_namespa
         await fail(there, 5)
         assert await is_refused(here)
         assert await is_refused(there)
+
+
+async def test_a_client_takes_turns_with_itself_and_the_rest_of_its_line_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "MOST_WAITING", 3)
+    clients, here, go_on = turns.Turns(2), 0, asyncio.Event()
+
+    async def come(address: str = ADDRESS) -> None:
+        nonlocal here
+        async with clients.turn(address):
+            here += 1
+            await go_on.wait()
+
+    tasks = [asyncio.create_task(come()) for _ in range(6)]
+    other = asyncio.create_task(come("198.51.100.1"))
+    await eventually(lambda: here == 3 and tasks[5].done())
+    assert isinstance(tasks[5].exception(), Limited)
+    tasks[0].cancel()  # whoever leaves makes room for the next, whether they worked or waited
+    tasks[4].cancel()
+    await eventually(lambda: here == 4)
+    go_on.set()
+    await asyncio.gather(*tasks[1:4], other)
+    assert (here, clients._places) == (5, {})
 
 
 def test_the_figures_are_those_of_the_decision() -> None:

@@ -282,6 +282,7 @@ async def test_no_forged_token_is_believed_at_any_door(house: House) -> None:
     for door, path in ((GATEWAY, "/api/me"), ("identity", "/me"), (GATEWAY, "/api/urls"), ("links", "/urls")):
         async with await Client.connect(house.ports[door]) as client:
             assert (await client.get(path, f"Authorization: Bearer {genuine}")).status == 200
+            reached = house.reached.total()
             for name, forged in all_forged.items():
                 assert is_refused(await client.get(path, f"Authorization: Bearer {forged}")), f"{door}: {name}"
             assert is_refused(await client.get(path))
@@ -290,6 +291,7 @@ async def test_no_forged_token_is_believed_at_any_door(house: House) -> None:
                 for name, forged in all_forged.items():
                     cookie = f"Cookie: refract_session={forged.partition(',')[0]}"
                     assert name == "twice" or is_refused(await client.get(path, cookie)), f"session: {name}"
+                assert house.reached.total() == reached, "what is refused here is not asked of anybody else"
     assert [await house.rows(name) for name in house.databases] == before
 
 
@@ -299,10 +301,12 @@ async def test_every_operation_that_wants_a_token_refuses_a_forged_one(house: Ho
     before = [await house.rows(name) for name in house.databases]
     for operation in await house.operations():
         for door in doors(operation) if operation.wants_token else ():
+            reached = house.reached.total()
             async with await Client.connect(house.ports[door]) as client:
                 for sent in ([], *([f"Authorization: Bearer {all_forged[kind]}"] for kind in kinds)):
                     answer = await client.get(operation.target(door), *sent, method=operation.method)
                     assert is_refused(answer, operation.method), f"{operation} at {door} with {sent}: {answer}"
+            assert door != GATEWAY or house.reached.total() == reached, operation
     assert [await house.rows(name) for name in house.databases] == before
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -167,6 +167,20 @@ async def test_a_first_worker_that_is_killed_is_started_again(tmp_path: Path, ha
         dying.unlink()
         await started.crew.first_answers()
         assert [await started.who()] == started.crew.pids
+
+
+async def test_workers_that_never_listened_leave_no_mark_on_their_socket(
+    tmp_path: Path, habits: Callable[[str], Path]
+) -> None:
+    dying = habits("die-0")
+    async with workers(1, tmp_path) as started, AsyncExitStack() as stack:
+        await eventually(lambda: started.started >= 3, timeout=30)
+        dying.unlink()
+        await started.crew.first_answers()
+        # All of them are accepted before they ask: there would be an end to read, and no request.
+        clients = [await stack.enter_async_context(await Client.connect(started.port)) for _ in range(20)]
+        await started.who()
+        assert [(await client.get("/")).status for client in clients] == [200] * 20
 
 
 async def test_later_failures_of_others_do_not_end_it(tmp_path: Path, habits: Callable[[str], Path]) -> None:

@@ -25,6 +25,7 @@ from tests.support.fronts import send_answer
 from tests.support.http import Client, fetch, running
 from tests.support.servers.places import free_port
 from tests.support.stack import inherited
+from tests.support.turned_clock import TURNED
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -94,9 +95,12 @@ class Door:
         """The header field of somebody with a good token."""
         return f"Authorization: Bearer {TokenSigner(self.secret, SystemClock()).sign('u-1', 'u@example.com').token}"
 
-    def turn_clock(self) -> None:
+    async def turn_clock(self) -> None:
         """Let it think that `turned_clock.STEP` seconds have passed."""
+        errors = self.folder / "stderr"
+        before = errors.read_text().count(TURNED)
         self.process.send_signal(signal.SIGUSR1)
+        await eventually(lambda: errors.read_text().count(TURNED) > before)
 
     async def metric(self, series: str) -> float:
         """The value of one series, which begins with these characters."""

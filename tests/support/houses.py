@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from refract.apps.builders import NAMES, Extras, build
 from refract.apps.own_settings import Defaults, read_settings
 from refract.kernel.clock import SystemClock
 from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
-from refract.runtime.edge import Application
+from refract.runtime.edge import Application, Receive, Scope, Send
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.environment import Environment
@@ -100,6 +101,8 @@ class House:
     databases: dict[str, Database] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     """Of the services, and of the gateway."""
+    reached: Counter[str] = field(default_factory=Counter)
+    """How many requests came to each service, by whichever door."""
 
     def token(self, user_id: str, email: str) -> str:
         """A good token."""
@@ -192,9 +195,17 @@ async def _open_services(
         await migrate(name, location)
         house.databases[name] = database = await open_database(location)
         stack.push_async_callback(database.close)
-        applications[name] = (await _build(house, name, engines, folder, stack)).application
+        applications[name] = _noting((await _build(house, name, engines, folder, stack)).application, house, name)
         house.ports[name] = (await stack.enter_async_context(running(applications[name]))).port
     return applications
+
+
+def _noting(application: Application, house: House, name: str) -> Application:
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        house.reached[name] += 1
+        await application(scope, receive, send)
+
+    return noted
 
 
 async def _build(house: House, name: str, engines: _Engines, folder: Path, stack: AsyncExitStack) -> Service:

@@ -55,10 +55,10 @@ class CountingHasher(Hasher):
         self.calls: list[str] = []
         self.before: Callable[[], Awaitable[object]] | None = None
 
-    async def hash(self, password: str) -> str:
+    async def hash(self, password: str, *, of_user: bool = False) -> str:
         """The same, noted."""
         await self._note("hash")
-        return await super().hash(password)
+        return await super().hash(password, of_user=of_user)
 
     async def compare(self, password: str, password_hash: str) -> bool:
         """The same, noted."""

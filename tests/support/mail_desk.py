@@ -61,9 +61,9 @@ class CountingHasher(Hasher):
         super().__init__(cost=4, threads=1)
         self.hashed = 0
 
-    async def hash(self, password: str) -> str:
+    async def hash(self, password: str, *, of_user: bool = False) -> str:
         self.hashed += 1
-        return await super().hash(password)
+        return await super().hash(password, of_user=of_user)
 
 
 class NotingDatabase:

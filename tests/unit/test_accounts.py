@@ -25,6 +25,8 @@ LATER = START + timedelta(hours=1)
         ("root@localhost", "root@localhost"),
         ("JOSÉ@BÜCHER.example", "josé@bücher.example"),
         ("jose\u0301@example.com", "josé@example.com"),  # the same letter, written in two ways
+        ("अजय@डाटा.भारत", "अजय@डाटा.भारत"),  # vowels that are marks on a letter
+        ("ทดสอบ@ทีมทดสอบ.ไทย", "ทดสอบ@ทีมทดสอบ.ไทย"),
         (f"{'a' * 64}@example.com", f"{'a' * 64}@example.com"),
     ],
 )
@@ -66,6 +68,9 @@ def test_an_address_is_required(text: str) -> None:
         "alice\0@example.com",
         "alice@exam\u202eple.com",
         "ali\ud800ce@example.com",
+        "alice\u034f@example.com",  # a mark that nobody sees
+        "\u0947अ@example.com",
+        "alice@\u0947.example",
         f"{'a' * 65}@example.com",
         f"{'é' * 33}@example.com",
         f"alice@{'a' * 64}.com",

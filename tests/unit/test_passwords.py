@@ -164,7 +164,7 @@ async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slow]:
 async def test_a_few_threads_work_while_the_loop_goes_on(slow: Slow) -> None:
     hasher = Hasher(cost=4, threads=3)
     tasks = [asyncio.create_task(hasher.compare_nothing("password")) for _ in range(50)]
-    await eventually(lambda: len(slow.threads) == 3 and hasher._threads._work_queue.qsize() == 47)
+    await eventually(lambda: len(slow.threads) == 3 and hasher._users.waiting == 50)
     assert all(name.startswith("passwords") for name, _ in slow.threads)
     slow.go_on.set()
     assert await asyncio.gather(*tasks) == [False] * 50
@@ -220,3 +220,39 @@ async def test_whoever_gave_up_waiting_makes_room(slow: Slow, monkeypatch: pytes
     await asyncio.gather(first, third)
     assert len(slow.threads) == 2  # nobody worked for the one who left
     hasher.close()
+
+
+@pytest.fixture
+async def slow_to_hash(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slow]:
+    """Passwords of people who register take as long as the test wants, and others no time."""
+    slow = Slow()
+
+    def hash_slowly(password: bytes, salt: bytes) -> bytes:
+        return b"of a user" if password == b"of a user" or not slow(password, salt) else b"a hash"
+
+    monkeypatch.setattr("refract.services.identity.adapters.hashing.bcrypt.hashpw", hash_slowly)
+    yield slow
+    slow.go_on.set()
+
+
+async def test_a_flood_of_registrations_keeps_no_user_waiting(slow_to_hash: Slow) -> None:
+    hasher = Hasher(cost=4, threads=1)
+    tasks = [asyncio.create_task(hasher.hash("password")) for _ in range(500)]
+    await eventually(lambda: len(slow_to_hash.threads) == 1 and sum(task.done() for task in tasks) > 0)
+    assert await hasher.compare_nothing("password") is False
+    assert await hasher.hash("of a user", of_user=True) == "of a user"
+    slow_to_hash.go_on.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert outcomes[: hashing.MOST_OF_STRANGERS] == ["a hash"] * hashing.MOST_OF_STRANGERS
+    assert {type(outcome) for outcome in outcomes[hashing.MOST_OF_STRANGERS :]} == {Unavailable}
+    hasher.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+async def test_people_who_register_step_back_behind_users(slow_to_hash: Slow) -> None:
+    hasher = Hasher(cost=4)
+    slow_to_hash.go_on.set()
+    await hasher.hash("password")
+    hasher.close()
+    assert [niceness for _, niceness in slow_to_hash.threads] == [hashing.NICENESS_FOR_STRANGERS]
+    assert hashing.NICENESS < hashing.NICENESS_FOR_STRANGERS

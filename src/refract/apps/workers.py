@@ -295,9 +295,13 @@ class Crew:
         return None
 
     def _turn_away(self, index: int) -> None:
-        """Take a place's sockets out of the group until its worker listens again: its clients come back to others."""
+        """Take a place's sockets out of the group until its worker listens again: its clients come back to others.
+
+        One that does not listen is left alone: to the kernel it would be shut down for good, and whoever connects to it
+        later would be told that there is nothing more to read.
+        """
         for listening in self._places[index]:
-            with suppress(OSError):  # it does not listen
+            if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening.shutdown(socket.SHUT_RD)
 
     def _sockets(self) -> list[socket.socket]:

@@ -17,6 +17,7 @@ from refract.services.identity.commands.resetting import AskingForReset, Resetti
 from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.commands.sweeping import Sweeper
 from refract.services.identity.commands.throttling import Throttle
+from refract.services.identity.commands.turns import AT_A_TIME, Turns
 from refract.services.identity.commands.verifying import Verifying
 from refract.services.identity.domain.passwords import common_passwords
 from refract.services.identity.http.accounts import account_routes, own_routes
@@ -48,12 +49,14 @@ async def build_identity(
     throttle, limits = Throttle(limiter, salt), MailLimits(limiter, salt)
     mails = Mails(clock, settings.base_url, dual_publish=settings.dual_publish)
     asking = AskingForReset(database, clock, limits, mails)
-    registering = Registering(database, clock, hasher, mails, limits, settings.password_policy)
+    at_a_time = max(AT_A_TIME, settings.hashing_threads)  # one client may use every processor, if nobody else does
+    registering = Registering(database, clock, hasher, mails, limits, settings.password_policy, turns=Turns(at_a_time))
     signing_in = SigningIn(
         database,
         hasher,
         throttle,
         TokenSigner(secret, clock),
+        turns=Turns(at_a_time),
         require_verified_email=settings.require_verified_email,
     )
 

@@ -17,7 +17,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _BEARER = b"Bearer "
 _SESSION = SESSION_COOKIE.encode()
-_NOTABLE = frozenset({b"authorization", b"cookie", b"host", b"origin", b"x-forwarded-host", b"x-forwarded-proto"})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_NOTABLE = _FRAMING | {b"authorization", b"cookie", b"host", b"origin", b"x-forwarded-host", b"x-forwarded-proto"}
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
 _PORTS = {"http": b":80", "https": b":443"}
 
@@ -74,6 +75,11 @@ class Asked(Struct, gc=False):
         """Whether there is anything that only a proxy could know."""
         return b"x-forwarded-proto" in self.fields or b"x-forwarded-host" in self.fields
 
+    @property
+    def has_body(self) -> bool:
+        """Whether a body is announced, which may be a long time in coming."""
+        return not _FRAMING.isdisjoint(self.fields)
+
     def offer(self) -> Offer | None:
         """The token of the Authorization header, or else that of the session; None where there is neither."""
         authorization = self.fields.get(b"authorization")
@@ -104,7 +110,8 @@ class Origins:
 
     def __init__(self, base_url: str = "") -> None:
         parts = urlsplit(base_url)
-        self._public = _origin(parts.scheme, parts.netloc.encode())
+        host = parts.netloc  # browsers write it in ASCII, whatever the name is
+        self._public = _origin(parts.scheme, host.encode("ascii" if host.isascii() else "idna"))
 
     def sent_by_us(self, asked: Asked) -> bool:
         """Whether a page of ours has sent the request, by the word of the browser."""

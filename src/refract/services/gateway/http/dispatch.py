@@ -12,12 +12,12 @@ from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.web import STATUSES
 from refract.services.gateway.api import Match, WrongMethod, resolve
 from refract.services.gateway.domain.callers import Asked, Caller
-from refract.services.gateway.domain.headers import Header, forwarded_headers
+from refract.services.gateway.domain.headers import Header, UnknownUpstream, forwarded_headers
 from refract.services.gateway.http.counting import Counting
 from refract.services.gateway.http.guarding import Guard
 from refract.services.gateway.http.identifying import Callers, oddity
-from refract.services.gateway.http.places import Places
-from refract.services.gateway.http.refusing import Busy, fields_of, refuse, status_of
+from refract.services.gateway.http.places import Place, Places
+from refract.services.gateway.http.refusing import fields_of, refuse, status_of
 
 logger = logging.getLogger("refract.gateway")
 
@@ -53,22 +53,24 @@ class Dispatch:
             try:
                 await self._serve(found, scope, asked, receive, send)
             except RefractError as error:
-                if reason := oddity(error):
-                    place = {"method": scope["method"], "path": scope["path"]}
-                    logger.warning("token refused: %s", reason, extra=place)
-                await refuse(send, status_of(error), error.message, fields_of(error, asked))
+                await _refuse(scope, asked, error, send)
 
     async def _serve(self, match: Match, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
         route, checks = match.route, self._checks
-        if checks.places.is_full(route):
-            raise Busy
-        checks.places.take(route)
+        place = Place(checks.places, route)
+        place.take()
         try:
             caller = checks.callers.identify(route, scope["method"], asked)
             fields = await checks.counting.count(route, caller, scope["state"]["client_address"])
-            await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receive, _adding(fields, send))
+            if asked.has_body:
+                receive = place.lent_to_wait(receive)
+            send = _adding(fields, send)
+            try:
+                await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receive, send)
+            except RefractError as error:
+                await _refuse(scope, asked, error, send)  # here, because this was counted, too
         finally:
-            checks.places.give_back(route)
+            place.leave()
 
     def _read(self, scope: Scope) -> Asked:
         asked = Asked.of(scope["headers"], scope["scheme"])
@@ -76,6 +78,15 @@ class Dispatch:
         if asked.says_how_it_came and client is not None and self._addresses.trusts(client[0]):
             asked.believe()
         return asked
+
+
+async def _refuse(scope: Scope, asked: Asked, error: RefractError, send: Send) -> None:
+    where = {"method": scope["method"], "path": scope["path"]}
+    if reason := oddity(error):
+        logger.warning("token refused: %s", reason, extra=where)
+    elif isinstance(error, UnknownUpstream):
+        logger.error("unknown upstream", extra=where)
+    await refuse(send, status_of(error), error.message, fields_of(error, asked))
 
 
 def _adding(fields: Sequence[Header], send: Send) -> Send:

@@ -20,13 +20,14 @@ Pause = Callable[[float], Awaitable[object]]
 _SECRET = ", ".join(
     f"'{event.routing_key()}'" for event in (EmailVerificationRequested, EmailPasswordResetRequested, ResetAsked)
 )
-_SENT = f"SELECT id FROM outbox WHERE published_at IS NOT NULL AND event_type IN ({_SECRET}) LIMIT :batch"  # noqa: S608
+# The index outbox_mails has the same condition.
+SENT = f"SELECT id FROM outbox WHERE published_at IS NOT NULL AND event_type IN ({_SECRET}) LIMIT :batch"  # noqa: S608
 
 FORGET_SENT = Statement(
     "forget_sent_mails",
     "Deletes one batch of rows of mails that are published; what another process has in hand is left to it.",
-    f"DELETE FROM outbox WHERE id IN ({_SENT} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names of ours, not values
-    sqlite=f"DELETE FROM outbox WHERE id IN ({_SENT})",  # noqa: S608
+    f"DELETE FROM outbox WHERE id IN ({SENT} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names of ours, not values
+    sqlite=f"DELETE FROM outbox WHERE id IN ({SENT})",  # noqa: S608
 )
 
 

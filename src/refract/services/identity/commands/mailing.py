@@ -11,6 +11,7 @@ from refract.runtime.messages import Message
 from refract.runtime.ports import RateLimiter, Transaction
 from refract.runtime.statements import Statement
 from refract.runtime.windows import Policy, Verdict
+from refract.services.identity.domain.clients import client_of
 from refract.services.identity.domain.mails import MailEvent, legacy_body, mail_event
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose, token_hash
 
@@ -95,7 +96,7 @@ class MailLimits:
 
     async def of_address(self, address: str) -> Verdict:
         """Count a mail that a client causes, if it fits."""
-        return await self.limiter.hit(address_hash(address, self.salt), PER_ADDRESS)
+        return await self.limiter.hit(address_hash(client_of(address), self.salt), PER_ADDRESS)
 
     async def admits_registration_from(self, address: str) -> bool:
         """Whether the mail of a registration may be sent; nobody is refused an account for it.

@@ -38,16 +38,18 @@ class ChangingPassword:
     async def change(self, claims: Claims, current: str, new: str, address: str) -> None:
         """Set the new password. Raises Invalid for it, WrongPassword, Unauthenticated for a token that is dead.
 
-        A wrong password counts as a failed sign-in: who found a token must not find the password with it.
+        A wrong password is a failure like one to sign in: who found a token must not find the password with it. It is
+        counted apart: strangers fail to sign in, and must not keep the owner of a token from this.
         """
         check_password(new, self._policy)
         async with self._database.transaction() as tx:
             before = await self._owner(tx, claims)
-        async with self._throttle.attempt(before.email, address) as attempt:
+        # No normalized address has a zero byte, and so nobody can name this counter.
+        async with self._throttle.attempt(f"\0{before.id}", address) as attempt:
             if not await self._is_right(before, current):
                 attempt.failed()
                 raise WrongPassword
-        password_hash = await self._hasher.hash(new)
+        password_hash = await self._hasher.hash(new, of_user=True)
         now = self._clock.now()
         async with self._database.transaction() as tx:
             # Again: of two changes that come at once, the second finds its token dead.

@@ -10,6 +10,7 @@ from refract.runtime.statements import Statement
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.mailing import MailLimits, Mails
 from refract.services.identity.commands.revoking import revoke_all
+from refract.services.identity.commands.turns import Turns
 from refract.services.identity.domain.accounts import checked_email
 from refract.services.identity.domain.one_time import LIFETIMES, InvalidToken, Purpose, ResetAsked, token_hash
 from refract.services.identity.domain.passwords import check_password
@@ -85,16 +86,21 @@ class Resetting:
         self._clock = clock
         self._hasher = hasher
         self._policy = policy
+        self._turns = Turns(1)  # of a token: sent many times at once, it would be hashed for as often
         self._users = Users()
 
     async def confirm(self, token: str, password: str) -> None:
         """Set the password and end all that the old one gave; raises Invalid for the password, or InvalidToken."""
         check_password(password, self._policy)
         key = token_hash(token)
+        async with self._turns.turn(key):
+            await self._confirm(key, password)
+
+    async def _confirm(self, key: str, password: str) -> None:
         row = await self._database.fetch_one(FIND_RESET, token_hash=key, now=self._clock.now())
         if row is None:
             raise InvalidToken  # before the costly part, which strangers could ask for all day
-        password_hash = await self._hasher.hash(password)
+        password_hash = await self._hasher.hash(password, of_user=True)
         now = self._clock.now()
         async with self._database.transaction() as tx:
             # The user first: of two tokens that come at once, the second waits here, and is over when it goes on.

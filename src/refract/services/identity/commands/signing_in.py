@@ -6,7 +6,9 @@ from refract.runtime.ports import Database
 from refract.runtime.tokens import Signed, TokenSigner
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.throttling import Throttle
+from refract.services.identity.commands.turns import Turns
 from refract.services.identity.domain.accounts import EmailNotVerified, InvalidCredentials, User, normalized_email
+from refract.services.identity.domain.clients import client_of
 from refract.services.identity.store import find_by_email
 
 log = logging.getLogger(__name__)
@@ -22,12 +24,14 @@ class SigningIn:
         throttle: Throttle,
         signer: TokenSigner,
         *,
+        turns: Turns | None = None,
         require_verified_email: bool = False,
     ) -> None:
         self._database = database
         self._hasher = hasher
         self._throttle = throttle
         self._signer = signer
+        self._turns = turns or Turns()
         self._require_verified_email = require_verified_email
 
     async def sign_in(self, email: str, password: str, address: str) -> Signed:
@@ -37,7 +41,8 @@ class SigningIn:
         query and one bcrypt (M2 §6.2). No connection is held meanwhile.
         """
         email = normalized_email(email)
-        async with self._throttle.attempt(email, address) as attempt:
+        # The turn first: who waits for it must not hold the places of an account, which may be somebody else's.
+        async with self._turns.turn(client_of(address)), self._throttle.attempt(email, address) as attempt:
             user = await find_by_email(self._database, email)
             if not await self._is_right(user, password) or user is None or not user.is_active:
                 attempt.failed()

@@ -9,6 +9,7 @@ from refract.kernel.errors import Limited
 from refract.runtime.client_address import address_hash
 from refract.runtime.ports import RateLimiter
 from refract.runtime.windows import Policy
+from refract.services.identity.domain.clients import client_of
 
 WINDOW = 15 * 60.0
 
@@ -65,7 +66,7 @@ class Throttle:
         self._gates: dict[str, _Gate] = {}
 
     @asynccontextmanager
-    async def attempt(self, email: str, address: str) -> AsyncIterator[Attempt]:
+    async def attempt(self, account: str, address: str) -> AsyncIterator[Attempt]:
         """Wait for a turn; raises Limited where there were too many failures. An error of ours is no failure.
 
         The address comes first: whoever is refused there leaves no trace at accounts that they merely name, of which
@@ -73,8 +74,9 @@ class Throttle:
         """
         attempt = Attempt()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._place(BY_ADDRESS, address_hash(address, self._salt), attempt))
-            await stack.enter_async_context(self._place(BY_ACCOUNT, address_hash(email, self._salt), attempt))
+            client = address_hash(client_of(address), self._salt)
+            await stack.enter_async_context(self._place(BY_ADDRESS, client, attempt))
+            await stack.enter_async_context(self._place(BY_ACCOUNT, address_hash(account, self._salt), attempt))
             yield attempt
 
     @asynccontextmanager

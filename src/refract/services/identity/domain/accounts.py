@@ -5,6 +5,7 @@ import unicodedata
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Literal, Self
 
 from refract.kernel.errors import Forbidden, Invalid, Kind, RefractError, Unauthenticated
@@ -16,7 +17,7 @@ LONGEST_EMAIL = 254
 LONGEST_LOCAL_PART = 64
 
 # An address without quotes, comments and display name: what needs those is no address that people sign in with. Beyond
-# ASCII, letters and digits are taken (RFC 6532).
+# ASCII, letters with their marks and digits are taken (RFC 6532).
 _LOCAL_PART = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*")
 _DOMAIN = re.compile(r"(?!-)[\w-]{1,63}(?<!-)(?:\.(?!-)[\w-]{1,63}(?<!-))*")
 
@@ -97,8 +98,22 @@ def checked_email(text: str) -> str:
     if not email:
         raise Invalid("email is required")
     local_part, _, domain = email.rpartition("@")
-    if _LOCAL_PART.fullmatch(local_part) is None or _DOMAIN.fullmatch(domain) is None:
+    if _LOCAL_PART.fullmatch(_bare(local_part)) is None or _DOMAIN.fullmatch(_bare(domain)) is None:
         raise Invalid("email format is invalid")
     if len(local_part.encode()) > LONGEST_LOCAL_PART or len(email.encode()) > LONGEST_EMAIL:
         raise Invalid("email format is invalid")
     return email
+
+
+def _bare(text: str) -> str:
+    """A text without the marks on its letters, such as the vowels of Hindi and Thai.
+
+    What composes with a letter of ASCII has done so. A mark that stands behind one still is a trick.
+    """
+    if text.isascii():
+        return text
+    return "".join(one for before, one in pairwise(f" {text}") if before.isascii() or not _is_mark(one))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")

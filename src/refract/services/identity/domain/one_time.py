@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import ClassVar, Self
@@ -45,7 +45,7 @@ class ResetAsked(PlatformEvent, frozen=True, kw_only=True, tag="identity.reset.a
 class OneTimeToken:
     """A token of a user. The text goes into a mail; what is kept is its hash."""
 
-    text: str
+    text: str = field(repr=False)
     purpose: Purpose
     user_id: str
     created_at: datetime

@@ -8,12 +8,14 @@ from litestar import HttpMethod, Request, Response, post, route
 from litestar.di import NamedDependency
 from msgspec import Struct
 
+from refract.kernel.errors import Limited
 from refract.runtime.tokens import Claims
 from refract.runtime.web import takes_body
 from refract.services.identity.commands.registering import Registering
 from refract.services.identity.commands.signing_in import SigningIn
+from refract.services.identity.domain.accounts import InvalidCredentials
 from refract.services.identity.http.cookies import is_secure, session_cookie
-from refract.services.identity.http.describing import TAGS, answers, body, errors
+from refract.services.identity.http.describing import TAGS, answers, body, error, errors
 
 BODY_BYTES = 1_024
 READING = (HttpMethod.GET, HttpMethod.HEAD)
@@ -21,6 +23,7 @@ READING = (HttpMethod.GET, HttpMethod.HEAD)
 ALICE = {"email": "alice@example.com", "password": "a long and quiet sentence"}
 WHO = {"user_id": "550e8400-e29b-41d4-a716-446655440000", "email": "alice@example.com"}
 TOKEN = {"token": "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.e30.…", "expires_at": "2026-03-02T12:00:00Z"}
+SESSION = {"expires_at": TOKEN["expires_at"]}
 
 Caller = NamedDependency[Claims]
 
@@ -60,7 +63,9 @@ def account_routes(registering: Registering, signing_in: SigningIn, base_url: st
         summary="Register",
         description="The address is trimmed and kept in lower case. A mail asks its owner to verify it.",
         tags=TAGS,
-        responses={201: answers(Account, "A new user.", WHO)} | errors(400, 409),
+        responses={201: answers(Account, "A new user.", WHO)}
+        | errors(400, 409, 429)
+        | {429: error("Too many registrations at once; `Retry-After` says how long to wait.", Limited.message)},
         **takes_body(BODY_BYTES),
     )
     async def register(request: Request[Any, Any, Any], data: Annotated[Credentials, body(ALICE)]) -> Response[bytes]:
@@ -76,7 +81,9 @@ def account_routes(registering: Registering, signing_in: SigningIn, base_url: st
             "After 10 failures for one account or 50 from one client address within 15 minutes, the answer is 429."
         ),
         tags=TAGS,
-        responses={200: answers(SignedIn, "Signed in.", TOKEN)} | errors(400, 401, 403, 429),
+        responses={200: answers(SignedIn, "Signed in.", TOKEN, SESSION)}
+        | errors(400, 401, 403, 429)
+        | {401: error("The address or the password is wrong; which of them is not said.", InvalidCredentials.message)},
         **takes_body(BODY_BYTES),
     )
     async def login(

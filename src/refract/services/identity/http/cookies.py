@@ -21,7 +21,7 @@ def expired_cookie(*, secure: bool) -> str:
 
 def is_secure(request: Request[Any, Any, Any], base_url: str) -> bool:
     """Whether the browser came by https: the gateway says so, or the public address does."""
-    return request.headers.get("x-forwarded-proto", "").lower() == "https" or base_url.startswith("https:")
+    return request.headers.get("x-forwarded-proto", "").lower() == "https" or base_url.lower().startswith("https:")
 
 
 def _cookie(value: str, seconds: int, *, secure: bool) -> str:

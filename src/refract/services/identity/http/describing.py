@@ -12,7 +12,7 @@ TAGS = ["accounts"]
 
 _MESSAGES = {
     400: ("The request is wrong; the message says what.", "invalid request body"),
-    401: ("There is no good token, or the password is wrong.", "unauthorized"),
+    401: ("There is no good token.", "unauthorized"),
     403: ("The address has to be verified first.", "email address is not verified"),
     409: ("It contradicts what is there.", "email already registered"),
     429: ("Too many failed attempts; `Retry-After` says how many seconds to wait.", "rate limit exceeded"),
@@ -31,10 +31,15 @@ def answers(container: type[Struct] | None, description: str, *values: Any) -> R
     return ResponseSpec(container, description=description, generate_examples=False, examples=_examples(*values))
 
 
+def error(description: str, message: str) -> ResponseSpec:
+    """An error answer of one route, in the place of what others say with the same status."""
+    return answers(ErrorAnswer, description, {"error": message})
+
+
 def errors(*statuses: int) -> dict[int, ResponseSpec]:
     """The error answers of a route; all of them may be 503."""
     return {
-        status: answers(ErrorAnswer, description, {"error": message})
+        status: error(description, message)
         for status, (description, message) in _MESSAGES.items()
         if status in {503, *statuses}
     }

@@ -12,7 +12,7 @@ from refract.services.identity.commands.leaving import Leaving
 from refract.services.identity.commands.passwords import ChangingPassword, WrongPassword
 from refract.services.identity.http.accounts import BODY_BYTES, Caller, client_address
 from refract.services.identity.http.cookies import expired_cookie, is_secure
-from refract.services.identity.http.describing import TAGS, ErrorAnswer, answers, body, errors
+from refract.services.identity.http.describing import TAGS, body, error, errors
 from refract.services.identity.queries.revocations import RevocationQueries
 
 CHANGE = {"current": "a long and quiet sentence", "new": "another one, as quiet"}
@@ -52,10 +52,9 @@ def leaving_routes(leaving: Leaving, changing: ChangingPassword, base_url: str) 
         "/password",
         status_code=204,
         summary="Change the password",
-        description="Every token of before is dead, this one too. A wrong `current` counts as a failed sign-in.",
+        description="Every token of before is dead, this one too. After 10 wrong `current`, it is 429.",
         tags=TAGS,
-        responses=errors(400, 401, 429)
-        | {403: answers(ErrorAnswer, "`current` is not the password.", {"error": WrongPassword.message})},
+        responses=errors(400, 401, 429) | {403: error("`current` is not the password.", WrongPassword.message)},
         **takes_body(BODY_BYTES),
     )
     async def change_password(

@@ -5,11 +5,13 @@ from typing import Annotated, Any
 from litestar import Request, post
 from msgspec import Struct
 
+from refract.kernel.errors import Limited
 from refract.runtime.web import takes_body
 from refract.services.identity.commands.resetting import AskingForReset, Resetting
 from refract.services.identity.commands.verifying import Verifying
+from refract.services.identity.domain.one_time import InvalidToken
 from refract.services.identity.http.accounts import BODY_BYTES, client_address
-from refract.services.identity.http.describing import TAGS, body, errors
+from refract.services.identity.http.describing import TAGS, body, error, errors
 
 TOKEN = "Qm0t3vLxkRzC8f0yW2nJp7sUaE5hGd9iBoXqYrTuVwM"  # noqa: S105  # an example
 
@@ -33,6 +35,9 @@ class ConfirmBody(Struct, frozen=True, kw_only=True):
     password: str = ""
 
 
+TOO_MANY = error("Too many with this token at once; `Retry-After` says how long to wait.", Limited.message)
+NO_TOKEN = error("The request is wrong, or the token is; the message says what.", InvalidToken.message)
+
 VerifyRequest = Annotated[VerifyBody, body({"token": TOKEN})]
 ResetRequest = Annotated[ResetBody, body({"email": "alice@example.com"})]
 ConfirmRequest = Annotated[ConfirmBody, body({"token": TOKEN, "password": "a long and quiet sentence"})]
@@ -47,7 +52,7 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
         summary="Verify an email address",
         description="With the token of the mail, which is good for 24 hours. The same token again is no error.",
         tags=TAGS,
-        responses=errors(400),
+        responses=errors(400) | {400: NO_TOKEN},
         **takes_body(BODY_BYTES),
     )
     async def verify(data: VerifyRequest) -> None:
@@ -62,7 +67,8 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
             "3 of them an hour and no more; one client address may ask 20 times an hour."
         ),
         tags=TAGS,
-        responses=errors(400, 429),
+        responses=errors(400, 429)
+        | {429: error("Too many mails lately; `Retry-After` says how many seconds to wait.", Limited.message)},
         **takes_body(BODY_BYTES),
     )
     async def ask_for_reset(request: Request[Any, Any, Any], data: ResetRequest) -> None:
@@ -76,7 +82,7 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
             "With the token of the mail, which is good for an hour and for once. Whoever was signed in is signed out."
         ),
         tags=TAGS,
-        responses=errors(400),
+        responses=errors(400, 429) | {400: NO_TOKEN, 429: TOO_MANY},
         **takes_body(BODY_BYTES),
     )
     async def confirm_reset(data: ConfirmRequest) -> None:

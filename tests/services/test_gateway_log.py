@@ -1,0 +1,91 @@
+"""What the gateway's log says of each way that a request can take: one line with its id, and nothing secret."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from refract.runtime.client_address import hashes_with
+from refract.runtime.edge import Edge
+from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.request_log import flush_request_logs
+from refract.runtime.telemetry import configure_logging
+from refract.services.gateway.adapters.proxy import Proxy
+from refract.services.gateway.api import TARGETS
+from refract.services.gateway.domain.limits import RouteLimits
+from refract.services.gateway.http.counting import Limits
+from refract.services.gateway.http.guarding import Breakers
+from tests.support.clocks import ManualClock
+from tests.support.fronts import authorization, mirror, serve_gateway, signed, url_of
+from tests.support.http import fetch, running
+
+ADDRESS, SECRET_QUERY = "203.0.113.77", "code=sesame"
+SESSION = f"Cookie: refract_session={signed('u-1', 'hidden@example.com')}"
+BEARER = authorization(signed("u-2", "hidden@example.com"))
+
+WAYS = [
+    ("GET", "/api/urls", [BEARER], 200),
+    ("GET", "/api/urls", [], 401),
+    ("GET", "/api/urls", [f"{BEARER[:-4]}AAAA"], 401),
+    ("GET", "/api/me", [f"{SESSION}x"], 401),
+    ("POST", "/api/keys", [SESSION], 403),
+    ("POST", "/api/sms/send", [BEARER], 403),
+    ("GET", "/nothing/here", [], 404),
+    ("GET", "/%C3%A9%22", [], 200),
+    ("PUT", "/api/urls", [BEARER], 405),
+    ("GET", "/r/abc", [], 200),
+    ("GET", "/r/abc", [], 429),
+    ("GET", "/api/stats/abc", [], 502),
+    ("GET", "/api/stats/abc", [], 503),
+    ("GET", "/api/projects", [BEARER], 502),
+]
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """Where the lines go; afterwards logging is as it was."""
+    root, ours = logging.getLogger(), logging.getLogger("refract")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    written = io.StringIO()
+    configure_logging("gateway", "info", written)
+    yield written
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
+async def test_every_way_is_one_line_with_its_id_and_nothing_secret(stream: io.StringIO, fast: bool) -> None:
+    breakers = Breakers(TARGETS, ManualClock())
+    limits = Limits(EmbeddedRateLimiter(ManualClock()), RouteLimits({"redirect": 2}, hashes_with("salt")))
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(running(Edge(mirror, "url-service")))
+        urls = {**dict.fromkeys(TARGETS, url_of(upstream)), "analytics": "http://127.0.0.1:1"}
+        del urls["projects"]
+        trusted = [ip_network("127.0.0.0/8")]
+        port = await serve_gateway(Proxy(urls), stack, trusted=trusted, counted=limits, breakers=breakers, fast=fast)
+        asked = []
+        for number, (method, path, sent, status) in enumerate(WAYS):
+            tries = 5 if status == 502 and "stats" in path else 1
+            for attempt in range(tries):
+                trace = f"trace-{number}-{attempt}"
+                fields = (*sent, f"X-Forwarded-For: {ADDRESS}", f"X-Correlation-ID: {trace}")
+                answer = await fetch(port, f"{path}?{SECRET_QUERY}", *fields, method=method)
+                assert (answer.status, answer.headers["x-correlation-id"]) == (status, trace), (method, path)
+                asked.append((trace, method, status))
+    flush_request_logs()
+    text = stream.getvalue()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    done = [line for line in lines if line["msg"] == "request completed"]
+    ours = [(line["correlation_id"], line["method"], line["status"]) for line in done if line["service"] == "gateway"]
+    assert sorted(ours) == sorted(asked)
+    theirs = {line["correlation_id"] for line in done if line["service"] == "url-service"}
+    assert theirs == {trace for trace, _, status in asked if status == 200}
+    assert all(line["correlation_id"].startswith("trace-") for line in lines), "warnings and errors, too"
+    secrets = (ADDRESS, "127.0.0.1", SECRET_QUERY, "sesame", "hidden", SESSION[-60:], BEARER[-60:-4], "eyJ")
+    assert [secret for secret in secrets if secret in text] == []

@@ -1,0 +1,224 @@
+"""Places in flight at the gateway: who has one, who is only about to, and what the refused are told besides."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from refract.runtime.client_address import hashes_with
+from refract.runtime.edge import Receive, Scope, Send
+from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.services.gateway.adapters.in_process import InProcess
+from refract.services.gateway.adapters.proxy import LOOK_AROUND, Proxy
+from refract.services.gateway.api import ROUTES, TARGETS
+from refract.services.gateway.domain.breaker import BreakerPolicy
+from refract.services.gateway.domain.limits import RouteLimits
+from refract.services.gateway.http.counting import Limits
+from refract.services.gateway.http.guarding import Breakers
+from refract.services.gateway.http.places import Place, Places
+from refract.services.gateway.http.refusing import Busy
+from refract.services.gateway.service import build_gateway
+from tests.support.applications import Gate, echo
+from tests.support.clocks import ManualClock
+from tests.support.fronts import Front, authorization, read_body, said, send_answer, serve_gateway, tokens
+from tests.support.http import Client, fetch, head
+from tests.support.waiting import eventually
+
+UNAVAILABLE = (503, {"error": "service unavailable"})
+WITHHELD = [
+    ("POST", "/api/auth/login", "Content-Length: 6"),
+    ("POST", "/api/auth/register", "Transfer-Encoding: chunked"),
+    ("GET", "/api/stats/abc", "Content-Length: 6"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "framing"), WITHHELD, ids=str)
+@pytest.mark.parametrize("begun", [b"", b"abc"], ids=["nothing", "a part"])
+async def test_who_withholds_a_body_takes_no_place(
+    front: Front, method: str, path: str, framing: str, begun: bytes
+) -> None:
+    waiting = 0
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal waiting
+        waiting += 1
+        await echo(scope, receive, send)
+
+    port = await front(service, capacity=2)
+    chunked = framing.startswith("Transfer")
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await Client.connect(port)) for _ in range(2 if begun else 4)]
+        for client in clients:
+            await client.send(head(method, path, framing) + (b"3\r\nabc\r\n" if chunked and begun else begun))
+            assert (await fetch(port, path, method=method)).status == 200
+        if begun:  # over HTTP a service is asked when there is something to say
+            await eventually(lambda: waiting == 4)
+        for client in clients:
+            rest = b"abcdef".removeprefix(begun)
+            await client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest) if chunked else rest)
+            answer = await client.answer()
+            assert answer.status == 200
+            assert answer.text.endswith(" 6")
+    for _ in range(3):  # and all have been given back, once each
+        assert (await fetch(port, path, method=method)).status == 200
+
+
+@pytest.mark.parametrize("begun", [b"", b"abc"], ids=["nothing", "a part"])
+async def test_a_body_that_ends_when_there_is_no_place_is_refused(front: Front, begun: bytes) -> None:
+    gate, reached = Gate(), 0
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal reached
+        if scope["path"] == "/me":
+            await gate(scope, receive, send)
+            return
+        reached += 1
+        await echo(scope, receive, send)
+
+    breakers = Breakers(TARGETS, ManualClock(), policy=BreakerPolicy(failures=1))
+    port = await front(service, capacity=1, breakers=breakers)
+    async with await Client.connect(port) as late, asyncio.TaskGroup() as group:
+        await late.send(head("POST", "/api/keys", authorization(), "Content-Length: 6") + begun)
+        if begun:
+            await eventually(lambda: reached == 1)
+        held = group.create_task(fetch(port, "/api/me", authorization()))
+        await eventually(lambda: gate.waiting == 1)
+        await late.send(b"abcdef".removeprefix(begun))
+        refused = await late.answer()
+        assert (said(refused), refused.headers["retry-after"]) == (UNAVAILABLE, "1")
+        assert said(await fetch(port, "/api/me", authorization())) == UNAVAILABLE  # it has given back nobody else's
+        gate.opened.set()
+    assert held.result().status == 200
+    assert (await fetch(port, "/api/me", authorization())).status == 200
+
+
+async def test_so_many_may_be_in_the_middle_of_a_body_as_there_are_places(front: Front) -> None:
+    asked = 0
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal asked
+        asked += 1
+        await echo(scope, receive, send)
+
+    port = await front(service, capacity=2)
+    request = head("POST", "/api/keys", authorization(), "Content-Length: 6")
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await Client.connect(port)) for _ in range(3)]
+        for number, client in enumerate(clients[:2], 1):
+            await client.send(request + b"abc")
+            await eventually(lambda: asked == number)  # noqa: B023  # it is over when the round is
+        await clients[2].send(request + b"abc")
+        assert (await clients[2].answer()).status == 503
+        async with await Client.connect(port) as client:  # who has said everything does not have to be waited for
+            assert (await client.post("/api/keys", b"abcdef", authorization())).status == 200
+        for client in clients[:2]:
+            await client.send(b"def")
+            assert (await client.answer()).status == 200
+    async with await Client.connect(port) as client:
+        await client.send(request + b"abc")
+        await eventually(lambda: asked >= 4)
+        await client.send(b"def")
+        assert (await client.answer()).status == 200
+
+
+async def test_a_place_is_kept_while_the_service_is_at_work(front: Front) -> None:
+    opened, whole = asyncio.Event(), asyncio.Event()
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        watching = asyncio.ensure_future(receive())  # for a client that goes away, as services and the proxy do
+        whole.set()
+        await opened.wait()
+        watching.cancel()
+        await send_answer(send, 200, b"{}")
+
+    port = await front(service, capacity=1)
+    async with await Client.connect(port) as client:
+        await client.send(head("POST", "/api/keys", authorization(), "Content-Length: 3") + b"abc")
+        await whole.wait()
+        await asyncio.sleep(2 * LOOK_AROUND)  # so that the proxy watches, too
+        assert said(await fetch(port, "/api/me", authorization())) == UNAVAILABLE
+        opened.set()
+        assert (await client.answer()).status == 200
+
+
+async def test_an_answer_before_the_end_of_its_body_leaves_no_place_behind(front: Front) -> None:
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await receive()
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        await gate(scope, receive, send)
+
+    gate = Gate()
+    port = await front(service, capacity=2)
+    for _ in range(4):
+        async with await Client.connect(port) as client:
+            await client.send(head("POST", "/api/keys", authorization(), "Content-Length: 600") + b"abc")
+            assert (await client.answer()).status == 413
+    async with asyncio.TaskGroup() as group:
+        held = [group.create_task(fetch(port, "/api/me", authorization())) for _ in range(2)]
+        await eventually(lambda: gate.waiting == 2)
+        assert said(await fetch(port, "/api/me", authorization())) == UNAVAILABLE  # no more than there are
+        gate.opened.set()
+    assert [task.result().status for task in held] == [200, 200]
+
+
+async def test_who_reads_on_after_the_answer_takes_no_place() -> None:
+    places, coming = Places(1), asyncio.Event()
+    route = next(route for route in ROUTES if route.path == "/api/keys")
+
+    async def receive() -> Any:
+        await coming.wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    place = Place(places, route)
+    place.take()
+    reading = asyncio.ensure_future(place.lent_to_wait(receive)())
+    await asyncio.sleep(0)
+    place.leave()
+    coming.set()
+    await reading
+    Place(places, route).take()
+    with pytest.raises(Busy):
+        Place(places, route).take()
+
+
+async def test_streams_are_not_expected_to_take_a_place() -> None:
+    gateway = build_gateway(InProcess({}), tokens=tokens(), capacity=1)
+    fields = [(b"host", b"test"), (b"authorization", b"Bearer x")]
+    for target in (b"/api/stats/abc/live", b"/api/stats/def/live", b"/api/stats/abc"):
+        assert gateway.fast_path(b"GET", target, fields, "127.0.0.1") is None
+    assert gateway.fast_path(b"GET", b"/api/stats/abc", fields, "127.0.0.1") is not None
+
+
+# What a refusal says besides
+
+
+async def test_every_answer_of_a_limited_row_tells_what_is_left() -> None:
+    limits = Limits(EmbeddedRateLimiter(ManualClock()), RouteLimits({"redirect": 7}, hashes_with("salt")))
+    breakers = Breakers(TARGETS, ManualClock())
+    async with AsyncExitStack() as stack:
+        nowhere = Proxy({"links": "http://127.0.0.1:1"})
+        port = await serve_gateway(nowhere, stack, counted=limits, breakers=breakers)
+        answers = [await fetch(port, "/r/abc") for _ in range(8)]
+    assert [answer.status for answer in answers] == [502] * 5 + [503] * 2 + [429]
+    told = [
+        (answer.headers.get("x-ratelimit-limit"), answer.headers.get("x-ratelimit-remaining")) for answer in answers
+    ]
+    assert told == [("7", str(left)) for left in (6, 5, 4, 3, 2, 1, 0, 0)]
+    assert [answer.headers.get("retry-after") for answer in answers[4:7]] == [None, "30", "30"]
+
+
+async def test_a_row_without_a_service_is_an_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "refract")
+    async with AsyncExitStack() as stack:
+        for services in (InProcess({}), Proxy({})):
+            port = await serve_gateway(services, stack)
+            assert said(await fetch(port, "/r/abc", "X-Correlation-ID: t")) == (502, {"error": "unknown upstream"})
+    assert [(line.levelname, line.getMessage(), vars(line)["path"]) for line in caplog.records] == [
+        ("ERROR", "unknown upstream", "/r/abc")
+    ] * 2

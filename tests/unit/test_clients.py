@@ -1,0 +1,21 @@
+"""Which addresses are one client's."""
+
+import pytest
+
+from refract.services.identity.domain.clients import client_of
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2::7", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff:ffff:ffff:ffff", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::7", "2001:db8:1:3::/64"),
+        ("::1", "::/64"),
+        ("", ""),
+        ("a peer that has no address", "a peer that has no address"),
+    ],
+)
+def test_an_ipv6_client_has_a_network_and_others_an_address(address: str, client: str) -> None:
+    assert client_of(address) == client
