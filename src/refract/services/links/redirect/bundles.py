@@ -1,7 +1,7 @@
 """Clicks on their way to the database: those that came together, those that are made safe together, and their rows."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,24 +13,32 @@ ROW_CLICKS = 1_000
 ROW_BYTES = 512 * 1024
 
 
+class Bundle(Protocol):
+    """Clicks that came together, and the answers that wait for them."""
+
+    @property
+    def clicks(self) -> list[bytes]:
+        """Each as JSON."""
+
+    def release(self) -> None:
+        """Let the answers go, in their order; one that fails does not hold up the others."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Bundle:
-    """Clicks that came together, the answers that wait for them, and what is to be done when these have left."""
+class Answers:
+    """Clicks whose answers are made."""
 
     clicks: list[bytes]
     answers: Sequence[HeldAnswer]
     payloads: Sequence[bytes]
-    afterwards: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Let the answers go, in their order; one that fails does not hold up the others."""
+        """Let the answers go."""
         for answer, payload in zip(self.answers, self.payloads, strict=True):
             try:
                 answer.release(payload)
             except Exception:
                 logger.exception("an answer could not be released")
-        if self.afterwards is not None:
-            self.afterwards()
 
 
 class Source(Protocol):

@@ -14,7 +14,7 @@ from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database
 from refract.services.links.api import UrlClicked
-from refract.services.links.redirect.bundles import Batch, Bundle, Source, parts, row, rows
+from refract.services.links.redirect.bundles import Answers, Batch, Source, parts, row, rows
 from refract.services.links.redirect.shelter import Shelter
 from refract.services.links.redirect.spool import Segment, Spool
 
@@ -202,7 +202,7 @@ class ClickWriter:
         if self._later:
             clicks += self._later[:LATER_AT_ONCE]
             del self._later[:LATER_AT_ONCE]
-        own = Bundle(clicks, answers, payloads)
+        own = Answers(clicks, answers, payloads)
         drawn = [bundle for source in self._sources if (bundle := source.take()) is not None]
         batch = Batch(own, *drawn) if clicks or not drawn else Batch(*drawn)
         self._unsafe[batch] = None
@@ -274,7 +274,7 @@ class ClickWriter:
         if self._overflow is not None and not self._overflow.done():
             self._shelter.shed(len(clicks), "neither the database nor the spool is fast enough")
             return
-        batch = Batch(Bundle(clicks, [], []))
+        batch = Batch(Answers(clicks, [], []))
         self._unsafe[batch] = None
         self._overflow = asyncio.create_task(self._overflow_with(batch), name="click overflow")
 

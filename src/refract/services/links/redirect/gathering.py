@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -12,7 +12,6 @@ from refract.kernel.ids import new_event_ids
 from refract.runtime.fast_path import Admission, HeldAnswer
 from refract.runtime.request_log import RequestLog
 from refract.services.links.redirect.answers import Answer, failed, limited, status_line
-from refract.services.links.redirect.bundles import Bundle
 from refract.services.links.redirect.engine import Prepared, Redirects
 from refract.services.links.redirect.visitors import Visitor
 
@@ -42,6 +41,8 @@ class Visit(HeldAnswer, eq=False, gc=False):
     begun: float = 0.0
     status: int = 0
     correlation_id: bytes = b""
+    remaining: int = -1
+    """How many more are admitted after this one; below 0 where nobody counts."""
 
 
 class Gathering:
@@ -77,45 +78,59 @@ class Gathering:
         else:
             asyncio.get_running_loop().call_soon(self._answer_now)
 
-    def take(self) -> Bundle | None:
-        """Their clicks, and their answers, which leave when the clicks are safe; those over a limit are refused now."""
+    def take(self) -> "Clicked | None":
+        """Their clicks; those over a limit are refused now."""
         visits, self._visits = self._visits, []
         if not visits:
             return None
         try:
-            return self._made(visits)
+            if self._admission is not None:
+                visits = self._admitted(self._admission, visits)
+            return Clicked(self._clicks_of(visits), visits, self)
         except Exception:
             log.exception("redirects failed")
             for visit in visits:
                 self._refuse(visit, _FAILED, b"")
             return None
 
-    def _answer_now(self) -> None:
-        bundle = self.take()
-        if bundle is not None:
-            self._redirects.clicks.record_later(*bundle.clicks)
-            bundle.release()
+    def answer(self, visits: list[Visit]) -> None:
+        """Let the answers go. They are made one by one, each where the last one was in memory."""
+        self._redirects.moment.look()
+        date, fields = self._redirects.moment.date, None if self._admission is None else self._admission.fields
+        for visit in visits:
+            link = visit.link
+            assert link is not None, "whoever gathers knows the link"
+            said = b"" if fields is None or visit.remaining < 0 else fields(visit.remaining)
+            try:
+                visit.release(
+                    b"".join(
+                        (link.first_line, date, link.fields, said, _CORRELATED, visit.correlation_id, _LAST_FIELDS)
+                    )
+                )
+            except Exception:
+                log.exception("an answer could not be released")
+        self._note(visits)
 
-    def _made(self, visits: list[Visit]) -> Bundle:
-        redirects = self._redirects
-        redirects.moment.look()
-        fields: Sequence[bytes] = [b""] * len(visits)
-        if self._admission is not None:
-            visits, fields = self._admitted(self._admission, visits)
-        date, moment = redirects.moment.date, redirects.moment.part
-        clicks, payloads = [], []
-        for visit, said, event_id in zip(visits, fields, new_event_ids(len(visits)), strict=True):
+    def _answer_now(self) -> None:
+        clicked = self.take()
+        if clicked is not None:
+            self._redirects.clicks.record_later(*clicked.clicks)
+            clicked.release()
+
+    def _clicks_of(self, visits: list[Visit]) -> list[bytes]:
+        self._redirects.moment.look()
+        moment, clicks = self._redirects.moment.part, []
+        for visit, event_id in zip(visits, new_event_ids(len(visits)), strict=True):
             link, guest = visit.link, visit.guest
             assert link is not None, "whoever gathers knows the link"
             assert guest is not None, "and the visitor"
             visit.status = link.status
             visit.correlation_id = event_id
             clicks.append(b"".join((link.click, guest.words, moment, event_id, _AND_CORRELATED, event_id, b'"}')))
-            payloads.append(b"".join((link.first_line, date, link.fields, said, _CORRELATED, event_id, _LAST_FIELDS)))
-        return Bundle(clicks, visits, payloads, partial(self._completed, visits))
+        return clicks
 
-    def _admitted(self, admission: Admission, visits: list[Visit]) -> tuple[list[Visit], list[bytes]]:
-        """Those who are within their limits, and what is said to each of that; the others are refused."""
+    def _admitted(self, admission: Admission, visits: list[Visit]) -> list[Visit]:
+        """Those who are within their limits, each with what is left of it; the others are refused."""
         hashes = [visit.guest.visitor.ip_hash for visit in visits if visit.guest is not None]
         left = {}
         for ip_hash, count in Counter(hashes).items():
@@ -123,19 +138,24 @@ class Gathering:
             if remaining is not None:
                 left[ip_hash] = remaining + count
         admitted: list[Visit] = []
-        fields: list[bytes] = []
         for visit, ip_hash in zip(visits, hashes, strict=True):
             if ip_hash in left:
-                left[ip_hash] = remaining = left[ip_hash] - 1
-                welcome, said = True, admission.fields(remaining)
-            else:
-                welcome, said = admission(ip_hash)
-            if welcome:
-                admitted.append(visit)
-                fields.append(said)
-            else:
-                self._refuse(visit, _LIMITED, said)
-        return admitted, fields
+                left[ip_hash] = visit.remaining = left[ip_hash] - 1
+            elif not self._is_admitted(admission, visit, ip_hash):
+                continue
+            admitted.append(visit)
+        return admitted
+
+    def _is_admitted(self, admission: Admission, visit: Visit, ip_hash: str) -> bool:
+        """One of those who are not all admitted."""
+        remaining = admission.all_of(ip_hash, 1)
+        if remaining is not None:
+            visit.remaining = remaining
+            return True
+        welcome, said = admission(ip_hash)
+        if not welcome:
+            self._refuse(visit, _LIMITED, said)
+        return welcome
 
     def _refuse(self, visit: Visit, answer: Answer, said: bytes) -> None:
         """Answer without a click."""
@@ -155,10 +175,23 @@ class Gathering:
                 )
             )
         )
-        self._completed([visit])
+        self._note([visit])
 
-    def _completed(self, visits: Sequence[Visit]) -> None:
+    def _note(self, visits: Sequence[Visit]) -> None:
         if not self._log.is_on:
             return
         for status in {visit.status for visit in visits}:
             self._log.completed_together(b"GET", status, [visit for visit in visits if visit.status == status])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clicked:
+    """Visits whose clicks are made, and whose answers are made when they leave."""
+
+    clicks: list[bytes]
+    visits: list[Visit]
+    gathering: Gathering
+
+    def release(self) -> None:
+        """Let the answers go."""
+        self.gathering.answer(self.visits)
