@@ -126,3 +126,13 @@ def test_routes_are_counted_apart() -> None:
     for route in ("shorten", "redirect"):
         assert counters.hit("somebody", Policy(route, 1, 60), now=0).allowed
         assert not counters.hit("somebody", Policy(route, 1, 60), now=0).allowed
+
+
+def test_to_ask_leaves_no_counter_behind() -> None:
+    windows = SlidingWindows(capacity=2)
+    policy = Policy("login", 10, 60.0)
+    windows.hit("victim", policy, 0)
+    for number in range(10):
+        assert windows.hit(f"name-{number}", policy, 1, cost=0).remaining == 10
+    assert len(windows) == 1
+    assert windows.hit("victim", policy, 1, cost=0).remaining == 9
