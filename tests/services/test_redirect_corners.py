@@ -14,11 +14,19 @@ from refract.services.links.redirect.lookup import Lookup
 from refract.services.links.redirect.memory import ABSENT_SECONDS
 from refract.services.links.redirect.records import KEY_PREFIX, LinkRecord, encode_copy
 from refract.services.links.redirect.visits import ClientWords
+from tests.services.test_redirect import DISABLE
 from tests.support.http import Client, head
 from tests.support.links import ALICE, keep, some_link
 from tests.support.redirects import RedirectWorld, redirects
+from tests.support.waiting import eventually
 
 __all__ = ["redirects"]
+
+DISABLE = Statement(
+    "disable",
+    "Changes a link behind everybody's back.",
+    "UPDATE links SET status = 'disabled' WHERE short_code = :code",
+)
 
 
 async def test_a_code_that_is_asked_for_all_the_time_comes_to_be(redirects: RedirectWorld) -> None:
@@ -85,3 +93,28 @@ async def test_white_space_behind_a_field_is_not_part_of_it(redirects: RedirectW
     async with await Client.connect(instance.fast.port) as client:
         await client.send(head("GET", "/nothing", "X-Correlation-ID: mine  \t"))
         assert (await client.answer()).headers["x-correlation-id"] == "mine"
+
+
+async def test_a_link_in_use_is_renewed_before_it_is_too_old_and_nobody_waits(redirects: RedirectWorld) -> None:
+    code, gone = await redirects.link("used", "https://example.com/1"), await redirects.link("gone")
+    instance = await redirects.instance()
+    assert isinstance(instance.service.fast_path, FastRedirect)
+    memory = instance.service.fast_path._redirects.memory
+    async with await Client.connect(instance.fast.port) as client:
+        for each in (code, gone):
+            await client.get(f"/{each}")
+        first, held = memory.entries[code.encode()], memory.entries[gone.encode()]
+        # As if nobody had told us.
+        async with redirects.database.transaction() as tx:
+            await tx.execute(DISABLE, code=gone)
+        await instance.cache.drop({f"{KEY_PREFIX}{gone}": 10})  # the copy that all share, but not ours
+        memory.entries[gone.encode()] = held
+        redirects.clock.advance(50)
+        for each in (code, gone):
+            assert (await client.get(f"/{each}")).status == 301
+        await eventually(lambda: memory.entries[code.encode()] is not first)
+        assert memory.entries[code.encode()].fresh_until == first.fresh_until + 50
+        await eventually(lambda: gone.encode() not in memory.entries)
+        assert (await client.get(f"/{gone}")).status == 410
+        redirects.clock.advance(50)
+        assert (await client.get(f"/{code}")).headers["location"] == "https://example.com/1"

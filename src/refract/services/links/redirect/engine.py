@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Self
 
 from msgspec import Struct
@@ -38,6 +39,7 @@ SAME_ANSWER = MAX_AGE + FRESH_SECONDS
 
 
 _LONGEST = b"\r\ncache-control: private, max-age=%d\r\n" % MAX_AGE
+_ACTIVE = Status.ACTIVE.value
 _FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
 
 
@@ -51,13 +53,20 @@ class Prepared(Struct, gc=False, frozen=True):
     first_line: bytes
     fields: bytes
     click: bytes
+    order: int
+    renew_at: float
     fresh_until: float
     stale_until: float
 
     @classmethod
-    def of(cls, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float]) -> Self:
+    def of(cls, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float, float]) -> Self:
         """The link with its answer."""
-        return cls(answer.status, _FIRST_LINES[answer.status], answer.fields(), link_part(record), *lifetimes)
+        first_line = _FIRST_LINES[answer.status]
+        return cls(answer.status, first_line, answer.fields(), link_part(record), record.order, *lifetimes)
+
+    def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
+        """The same for longer."""
+        return type(self)(self.status, self.first_line, self.fields, self.click, self.order, *lifetimes)
 
     def aged(self, now: float) -> Self:
         """The same for when it is past its freshness: what ends soon may not be kept beyond its end."""
@@ -90,6 +99,7 @@ class Redirects:
         self.visitors = visitors
         self.clock = clock
         self.waits = durability == "commit"
+        self._renewing: set[bytes] = set()
         self._words = ClientWords()
         self.moment = Moment(clock.milliseconds)
 
@@ -133,6 +143,21 @@ class Redirects:
         else:
             self.memory.forget(name)  # or it could be followed again while the database is away
         return refusal(found, now, wants_page=_wants_page(fields))
+
+    def renew(self, code: bytes, link: Prepared) -> None:
+        """Ask for a link again that is in use and will soon be too old; until the answer comes it is used as it is."""
+        if code not in self._renewing:
+            self._renewing.add(code)
+            self.lookup.soon(code.decode("ascii"), partial(self._renewed, code, link, self.memory.ticket))
+
+    def _renewed(self, code: bytes, link: Prepared, ticket: int, found: Found) -> None:
+        self._renewing.discard(code)
+        if isinstance(found, Unavailable):
+            return  # whoever comes when its time is over will be told
+        if found is not None and found.order == link.order and found.expires_at is None and found.status == _ACTIVE:
+            self.memory.keep(code, link.renewed(self.memory.lifetimes(None)), ticket)
+        else:
+            self.decide(code.decode("ascii"), found, {}, ticket)
 
     def absent(self, fields: Mapping[bytes, bytes]) -> Answer:
         """The answer that there is no such code."""

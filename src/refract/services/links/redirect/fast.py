@@ -102,7 +102,7 @@ class FastRedirect(FastPath):
             if not admitted:
                 self._fail(held, _LIMITED, fields, limits)
                 return held
-        if link is not None and begun < link.fresh_until:
+        if link is not None and (begun < link.renew_at or self._is_fresh(code, link, begun)):
             self._answer(held, link, fields, query, visitor, limits)
         else:
             self._look_up(held, code, (fields, query, visitor, limits))
@@ -126,11 +126,18 @@ class FastRedirect(FastPath):
         if not target.startswith(b"/"):
             return None
         guest = cast("Guest", remembered)  # what `remember` made
-        if link is not None and begun < link.fresh_until:
+        if link is not None and (begun < link.renew_at or self._is_fresh(code, link, begun)):
             return self._gathering.add(target, link, guest, begun)
         if _CODE.match(code) is None or is_reserved(code.decode("ascii")):
             return None
         return self._look_up_again(target, code, guest, begun)
+
+    def _is_fresh(self, code: bytes, link: Prepared, now: float) -> bool:
+        """Whether a link that is due for renewal can still be used; it is renewed meanwhile."""
+        if now >= link.fresh_until:
+            return False
+        self._redirects.renew(code, link)
+        return True
 
     def _look_up_again(self, target: bytes, code: bytes, guest: Guest, begun: float) -> HeldAnswer:
         held = HeldRedirect(log=self._log, method=b"GET", path=target, begun=begun)

@@ -1,5 +1,7 @@
 """L1: what this process remembers of links. A hit is one look into a dictionary; no slow fill undoes a drop."""
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -8,6 +10,10 @@ from refract.runtime.ports import Cache
 from refract.services.links.redirect.records import KEY_PREFIX
 
 FRESH_SECONDS = 60.0
+RENEW_SECONDS = (25.0, 45.0)
+"""An entry that is used when it is so old is asked for anew, while it is still used: nobody has to wait. The moment is
+another one for each, so that those that were made together do not all ask together."""
+
 STALE_SECONDS = 3600.0
 """How long an entry may be used while the database, which would know better, is away."""
 
@@ -60,12 +66,12 @@ class Memory(Generic[T]):
         """Drop from now on what any process drops."""
         cache.on_invalidation(self.hear, self.empty)
 
-    def lifetimes(self, seconds_left: float | None) -> tuple[float, float]:
-        """`fresh_until` and `stale_until` of an entry that is made now and whose link has so long to live."""
-        now = self._now()
-        if seconds_left is None:
-            return now + FRESH_SECONDS, now + STALE_SECONDS
-        return now + min(FRESH_SECONDS, seconds_left), now + min(STALE_SECONDS, seconds_left)
+    def lifetimes(self, seconds_left: float | None) -> tuple[float, float, float]:
+        """When an entry that is made now, of a link that has so long to live, is to be renewed, and until when it is
+        fresh and stale."""
+        now, left = self._now(), math.inf if seconds_left is None else seconds_left
+        renew = random.uniform(*RENEW_SECONDS)  # noqa: S311  # no secret
+        return now + min(renew, left), now + min(FRESH_SECONDS, left), now + min(STALE_SECONDS, left)
 
     def keep(self, code: bytes, entry: T, ticket: int) -> bool:
         """Remember an entry; False if what is known may be newer than it."""
