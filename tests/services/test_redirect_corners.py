@@ -1,6 +1,8 @@
 """Corners of the redirect that a review found: memory that lasts too long, or that strangers could fill."""
 
+from datetime import timedelta
 from ipaddress import ip_network
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,9 @@ from refract.kernel.clock import SystemClock
 from refract.runtime.caching import CacheEntry
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.embedded.cache import EmbeddedCache
+from refract.runtime.embedded.database import EmbeddedDatabase
+from refract.runtime.messages import Message
+from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
@@ -21,12 +26,6 @@ from tests.support.redirects import RedirectWorld, redirects
 from tests.support.waiting import eventually
 
 __all__ = ["redirects"]
-
-DISABLE = Statement(
-    "disable",
-    "Changes a link behind everybody's back.",
-    "UPDATE links SET status = 'disabled' WHERE short_code = :code",
-)
 
 
 async def test_a_code_that_is_asked_for_all_the_time_comes_to_be(redirects: RedirectWorld) -> None:
@@ -118,3 +117,42 @@ async def test_a_link_in_use_is_renewed_before_it_is_too_old_and_nobody_waits(re
         assert (await client.get(f"/{gone}")).status == 410
         redirects.clock.advance(50)
         assert (await client.get(f"/{code}")).headers["location"] == "https://example.com/1"
+
+
+async def test_where_no_drop_is_missed_links_stay_until_somebody_else_writes(
+    redirects: RedirectWorld,
+) -> None:
+    cache = EmbeddedCache(redirects.clock, capacity=0, misses_nothing=True)
+    code = await redirects.link("stays", "https://example.com/1")
+    short = await redirects.link("short", expires_at=redirects.clock.now() + timedelta(seconds=400))
+    instance = await redirects.instance(cache=cache)
+    assert isinstance(instance.service.fast_path, FastRedirect)
+    memory = instance.service.fast_path._redirects.memory
+    async with await Client.connect(instance.fast.port) as client:
+        for each in (code, short):
+            assert (await client.get(f"/{each}")).status == 301
+        first = memory.entries[code.encode()]
+        assert memory.entries[short.encode()].fresh_until == redirects.clock.monotonic() + 60
+        redirects.clock.advance(1000)
+        assert (await client.get(f"/{code}")).status == 301
+        assert memory.entries[code.encode()] is first
+        assert (await client.get(f"/{short}")).status == 410
+        async with redirects.database.transaction() as tx:
+            await tx.execute(DISABLE, code=code)
+        cache.tell_gap()
+        assert (await client.get(f"/{code}")).status == 410
+
+
+async def test_a_file_knows_whether_somebody_else_wrote_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "links.sqlite3"
+    await migrate("links", path)
+    ours, other = await EmbeddedDatabase.open(path), await EmbeddedDatabase.open(path)
+    try:
+        await ours.post(Message("url-shortener", "url.clicked", b"[]", "m-1"))
+        assert not await ours.changed_elsewhere()
+        await other.post(Message("url-shortener", "url.clicked", b"[]", "m-2"))
+        assert await ours.changed_elsewhere()
+        assert not await ours.changed_elsewhere()
+    finally:
+        await ours.close()
+        await other.close()

@@ -53,7 +53,7 @@ def test_an_entry_is_fresh_for_a_minute_and_never_beyond_the_expiry(
     clock.advance(1000)
     renew_at, *others = memory.lifetimes(seconds_left)
     assert others == [1000 + fresh, 1000 + stale]
-    assert 1000 + min(fresh, 25.0) <= renew_at <= 1000 + min(fresh, 45.0)
+    assert 1000 + min(fresh, 24.0) <= renew_at <= 1000 + min(fresh, 45.0)
 
 
 def test_the_memory_is_bounded_and_what_was_put_in_again_stays(memory: Memory[Entry]) -> None:

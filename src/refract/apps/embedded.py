@@ -36,7 +36,10 @@ from refract.services.gateway.http import Limits
 from refract.services.gateway.reactions import RevocationWatch
 from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
+from refract.services.links.api import NAME as LINKS
 from refract.services.links.redirect.fast import FastRedirect
+
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 async def serve(environment: Environment, data_dir: Path) -> None:
@@ -60,7 +63,8 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     defaults = Defaults(_address(settings), salt, directory.spool)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
     limits = _limits(environment, salt)
-    extras = Extras(EmbeddedCache(capacity=0), limits.limiter, settings.jwt_secrets[0])
+    cache = EmbeddedCache(capacity=0, misses_nothing=True)
+    extras = Extras(cache, limits.limiter, settings.jwt_secrets[0])
     tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
     async with Supervisor() as supervisor:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
@@ -74,7 +78,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             trusted_proxies=settings.trusted_proxies,
             one_at_a_time=asyncio.Lock(),
         )
-        inside = await _start_services(supervisor, directory, foundation, own_settings, extras)
+        inside = await _start_services(supervisor, directory, foundation, own_settings, extras, cache)
         services = InProcess(inside.applications)
         gateway = build_gateway(
             services,
@@ -126,12 +130,15 @@ async def _start_services(
     foundation: Callable[..., Foundation],
     own_settings: Mapping[str, Settings | None],
     extras: Extras,
+    cache: EmbeddedCache,
 ) -> _Inside:
     """Each on a database of its own, one after the other."""
     inside = _Inside()
     for name in NAMES:
         await supervisor.unless_stopping(migrate(name, directory.database(name)))
         database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
+        if name == LINKS:
+            supervisor.watch("watch for other writers", partial(_watch, database, cache))
         service = await build(foundation(database=database), name, own_settings[name], extras)
         if isinstance(service.fast_path, FastRedirect):
             inside.redirects = service.fast_path
@@ -139,6 +146,14 @@ async def _start_services(
         inside.applications[name] = service.application
         inside.checks[f"database of {name}"] = database.ping
     return inside
+
+
+async def _watch(database: EmbeddedDatabase, cache: EmbeddedCache) -> None:
+    """What this process changes it also drops. What another one changes is noticed here, and everything is asked anew."""
+    while True:
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        if await database.changed_elsewhere():
+            cache.tell_gap()
 
 
 async def _nothing_to_start() -> None:

@@ -126,6 +126,10 @@ class Cache(Protocol):
     def keeps(self) -> bool:
         """Whether it keeps anything: where the database is as near, a copy need not even be made."""
 
+    @property
+    def misses_nothing(self) -> bool:
+        """Whether every drop is heard for sure, so that what was not dropped is true for as long as one likes."""
+
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values in the order of the keys; None where there is none."""
 

@@ -95,6 +95,7 @@ class DistributedCache:
     """
 
     keeps = True
+    misses_nothing = False
 
     def __init__(self, redis: RedisConnection, *, channel: str = CHANNEL) -> None:
         self._redis = redis

@@ -15,15 +15,19 @@ class _Kept(NamedTuple):
 
 
 class EmbeddedCache:
-    """Keeps up to `capacity` entries, and the tombstones of as many drops; with none, it only spreads the word."""
+    """Keeps up to `capacity` entries, and the tombstones of as many drops; with none, it only spreads the word.
 
-    def __init__(self, clock: Clock | None = None, capacity: int = 100_000) -> None:
+    Whoever makes one that `misses_nothing` calls `tell_gap` when another process has written to the database.
+    """
+
+    def __init__(self, clock: Clock | None = None, capacity: int = 100_000, *, misses_nothing: bool = False) -> None:
         self._clock = clock or SystemClock()
         self._capacity = capacity
         self.keeps = capacity > 0
+        self.misses_nothing = misses_nothing
         self._entries: OrderedDict[str, _Kept] = OrderedDict()
         self._tombstones: OrderedDict[str, _Kept] = OrderedDict()
-        self._listeners: list[Callable[[Sequence[str]], None]] = []
+        self._listeners: list[tuple[Callable[[Sequence[str]], None], Callable[[], None]]] = []
 
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values in the order of the keys; None where there is none."""
@@ -53,12 +57,18 @@ class EmbeddedCache:
             buried = self._living(self._tombstones, key, now)
             highest = max(order, buried.order) if buried else order
             self._keep(self._tombstones, key, _Kept(highest, now + TOMBSTONE_SECONDS, b""))
-        for dropped in self._listeners:
+        for dropped, _ in self._listeners:
             dropped(list(orders))
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:  # noqa: ARG002
+    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
         """Call `dropped` with the keys that are dropped; inside one process none is ever missed."""
-        self._listeners.append(dropped)
+        self._listeners.append((dropped, gap))
+
+    def tell_gap(self) -> None:
+        """Something may have changed without a drop: forget everything, and tell every listener."""
+        self._entries.clear()
+        for _, gap in self._listeners:
+            gap()
 
     async def ping(self) -> None:
         """Memory always answers."""

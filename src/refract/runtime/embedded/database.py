@@ -33,7 +33,7 @@ class EmbeddedDatabase:
         self._readers = readers
         self._turn = asyncio.Lock()
         self._bell = Bell()
-        self._foreign_version = version
+        self._foreign_version = self._watched_version = version
         self._closed = False
 
     @classmethod
@@ -98,6 +98,12 @@ class EmbeddedDatabase:
             if version != self._foreign_version:
                 self._foreign_version = version
                 return
+
+    async def changed_elsewhere(self) -> bool:
+        """Whether another process has committed since this was last asked."""
+        self._check_open()
+        before, self._watched_version = self._watched_version, await self._writer.run("data_version", _data_version)
+        return before != self._watched_version
 
     async def ping(self) -> None:
         """Return if the file can be read; raise Unavailable if not."""

@@ -27,7 +27,7 @@ from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
-from refract.services.links.redirect.memory import Memory
+from refract.services.links.redirect.memory import FRESH_SECONDS, STALE_SECONDS, Memory
 from refract.services.links.redirect.routes import redirect_route
 from refract.services.links.redirect.spool import Spool
 from refract.services.links.redirect.visitors import Visitors
@@ -122,7 +122,8 @@ async def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
 
 async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cache, clicks: ClickWriter) -> Redirects:
     salt = settings.click_salt or await kept_secret(foundation.database, "CLICK_SALT")
-    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
+    fresh = STALE_SECONDS if cache.misses_nothing else FRESH_SECONDS
+    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic, fresh=fresh)
     memory.listen(cache)
     lookup = Lookup(cache, foundation.database, foundation.clock)
 

@@ -10,9 +10,10 @@ from refract.runtime.ports import Cache
 from refract.services.links.redirect.records import KEY_PREFIX
 
 FRESH_SECONDS = 60.0
-RENEW_SECONDS = (25.0, 45.0)
-"""An entry that is used when it is so old is asked for anew, while it is still used: nobody has to wait. The moment is
-another one for each, so that those that were made together do not all ask together."""
+RENEWAL = (0.4, 0.75)
+"""Parts of the time for which an entry is fresh: one that is used when it is so old is asked for anew, while it is
+still used, so that nobody has to wait. The moment is another one for each: those that were made together do not all ask
+together."""
 
 STALE_SECONDS = 3600.0
 """How long an entry may be used while the database, which would know better, is away."""
@@ -50,7 +51,14 @@ class Memory(Generic[T]):
     meanwhile, the answer may be older than the drop, and is not kept.
     """
 
-    def __init__(self, capacity: int, now: Callable[[], float], *, absent_capacity: int = ABSENT_CODES) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        now: Callable[[], float],
+        *,
+        absent_capacity: int = ABSENT_CODES,
+        fresh: float = FRESH_SECONDS,
+    ) -> None:
         self.entries: dict[bytes, T] = {}
         """For the hot path to look into, and for nobody else to change; it stays the same object."""
         self.ticket = 0
@@ -58,6 +66,7 @@ class Memory(Generic[T]):
         self._capacity = capacity
         self._absent_capacity = absent_capacity
         self._now = now
+        self._fresh = fresh
         self._absent: dict[bytes, float] = {}
         self._dropped: dict[bytes, int] = {}
         self._oldest_ticket = 0
@@ -69,9 +78,11 @@ class Memory(Generic[T]):
     def lifetimes(self, seconds_left: float | None) -> tuple[float, float, float]:
         """When an entry that is made now, of a link that has so long to live, is to be renewed, and until when it is
         fresh and stale."""
-        now, left = self._now(), math.inf if seconds_left is None else seconds_left
-        renew = random.uniform(*RENEW_SECONDS)  # noqa: S311  # no secret
-        return now + min(renew, left), now + min(FRESH_SECONDS, left), now + min(STALE_SECONDS, left)
+        now = self._now()
+        # The answer for one that expires says how long it may be kept, and must not be used for long.
+        fresh, left = (self._fresh, math.inf) if seconds_left is None else (FRESH_SECONDS, seconds_left)
+        renew = fresh * random.uniform(*RENEWAL)  # noqa: S311  # no secret
+        return now + min(renew, left), now + min(fresh, left), now + min(STALE_SECONDS, left)
 
     def keep(self, code: bytes, entry: T, ticket: int) -> bool:
         """Remember an entry; False if what is known may be newer than it."""
