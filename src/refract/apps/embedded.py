@@ -149,7 +149,7 @@ async def _start_services(
 
 
 async def _watch(database: EmbeddedDatabase, cache: EmbeddedCache) -> None:
-    """What this process changes it also drops. What another one changes is noticed here, and everything is asked anew."""
+    """What this process changes it also drops. What another one changes is noticed here, and all is asked anew."""
     while True:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         if await database.changed_elsewhere():
