@@ -43,8 +43,8 @@ class DistantLimiter(EmbeddedRateLimiter):
         assert verdict is not None
         return verdict
 
-    def hit_soon(self, who: str, policy: Policy, cost: int = 1) -> None:  # type: ignore[override]
-        """Not from here."""
+    def hit_soon(self, who: str, policy: Policy, cost: int = 1) -> None:  # type: ignore[override]  # as over Redis
+        """Never: there, only `hit` can tell."""
 
 
 def limits(limiter: EmbeddedRateLimiter, **per_minute: int) -> Limits:

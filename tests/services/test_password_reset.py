@@ -215,7 +215,7 @@ async def test_a_token_that_ends_while_the_password_is_hashed_is_over(desk: Mail
         desk.clock.advance(3600)
         return await hashing(password, of_user=of_user)
 
-    desk.hasher.hash = hash_slowly  # type: ignore[method-assign]
+    desk.hasher.hash = hash_slowly  # type: ignore[method-assign]  # the real one, in an hour
     assert await confirmed(desk, token) == [False]
     assert await desk.has_password(user, PASSWORD)
 
