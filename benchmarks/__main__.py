@@ -9,22 +9,28 @@ from typing import NoReturn
 
 from benchmarks import (
     breaker,
+    click_lag,
     codes,
     cold,
+    enriching,
     gateway,
     health,
     idle,
+    ingest,
     limiter,
     listing,
     login,
     me,
     memory,
+    notifications,
     outbox_lag,
+    pipeline,
     redirect,
     relay,
     scale,
     shorten,
     start,
+    stats,
     tokens,
 )
 from benchmarks.workshop import Options, Workshop
@@ -41,7 +47,14 @@ IN_WORKSHOP = {
     "shorten": shorten.measure,
     "outbox-lag": outbox_lag.measure,
     "codes": codes.measure,
+    "enriching": enriching.measure,
+    "ingest": ingest.measure,
+    "pipeline": pipeline.measure,
+    "embedded-pipeline": pipeline.measure_embedded,
+    "click-lag": click_lag.measure,
+    "stats": stats.measure,
     "memory": memory.measure,
+    "notifications": notifications.measure,
     "scale": scale.measure,
     "gateway": gateway.measure,
     "me": me.measure,
@@ -52,7 +65,7 @@ IN_WORKSHOP = {
 }
 OVER_SERVERS = {"health": health.measure, "relay": relay.measure, "idle": idle.measure}
 NAMES = (*ALONE, *IN_WORKSHOP, *OVER_SERVERS)
-WHEN_ALL = Options(rounds=2, seconds=2, minutes=0.2, links=200_000)
+WHEN_ALL = Options(rounds=2, seconds=2, minutes=0.2, links=200_000, clicks=1_000_000)
 """Shorter, where everything is measured one after the other."""
 
 
@@ -104,6 +117,7 @@ _OPTIONS = (
     ("seconds", int, "how long each time"),
     ("minutes", float, "how long memory is watched"),
     ("links", int, "how many links scale makes"),
+    ("clicks", int, "how many clicks stats makes"),
 )
 
 

@@ -4,8 +4,9 @@ A request counts from when it was due, also where it had to wait because every c
 
 steady.py PORT CONNECTIONS RATE SECONDS FILE    FILE as requests.lua reads it; RATE 0 sends as fast as it is answered
 
-prints {"rate": …, "p50": …, "p99": …, "p999": …, "max": …, "late_p99": …, "busy": …}: milliseconds, `late` is what
-the program itself added, `busy` the share of the time in which it computed.
+prints {"rate": …, "answers": …, "p50": …, "p99": …, "p999": …, "max": …, "late_p99": …, "busy": …}: milliseconds;
+`answers` are all, with those of the warm-up, `late` is what the program itself added, `busy` the share of the time in
+which it computed.
 """
 
 import ctypes
@@ -142,13 +143,15 @@ def main(port: int, connections: int, rate: float, seconds: float, file: Path) -
     ctypes.CDLL(None).prctl(TIMER_SLACK, 1, 0, 0, 0)
     steady = Steady(port, connections, read_requests(file))
     steady.run(rate, WARM_SECONDS)
+    answers = len(steady.latencies)
     used, begun = time.process_time(), time.perf_counter()
     reached = steady.run(rate, seconds)
     busy = (time.process_time() - used) / (time.perf_counter() - begun)
     latencies, lateness = sorted(steady.latencies), sorted(steady.lateness)
     shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
     figures = {name: share(latencies, part) for name, part in shares.items()}
-    print(json.dumps({"rate": reached, **figures, "late_p99": share(lateness, 0.99), "busy": busy}))
+    answers += len(latencies)
+    print(json.dumps({"rate": reached, "answers": answers, **figures, "late_p99": share(lateness, 0.99), "busy": busy}))
 
 
 if __name__ == "__main__":

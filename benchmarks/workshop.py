@@ -46,6 +46,7 @@ class Options:
     seconds: int = 3
     minutes: float = 0.5
     links: int = 1_000_000
+    clicks: int = 10_000_000
 
 
 @dataclass(frozen=True)

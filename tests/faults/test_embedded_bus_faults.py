@@ -13,6 +13,7 @@ import pytest
 
 from refract.kernel.errors import BusAway, Unavailable
 from refract.runtime.embedded import sqlite_thread
+from refract.runtime.embedded.bus_file import BATCH_BYTES
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.messages import Binding, Message, Queue
@@ -53,6 +54,23 @@ async def test_what_another_process_does_is_noticed(tmp_path: Path) -> None:
         await eventually(lambda: _publishes(command_line, here.message("key", b"routed")))
         assert bodies(await asyncio.wait_for(take(reader, 1), 5)) == [b"routed"]
     await here.close()
+
+
+async def test_a_batch_ends_where_it_would_keep_others_waiting(tmp_path: Path) -> None:
+    here = EmbeddedBuses(tmp_path)
+    bus = await here.open()
+    queue = here.queue("reader", "#")
+    await bus.declare(queue)
+    sizes = [10, BATCH_BYTES // 2, BATCH_BYTES, 2 * BATCH_BYTES, 10, 10]
+    await bus.publish_all([here.message("key", bytes(size)) for size in sizes])
+    seen: list[list[int]] = []
+    async with bus.reader(queue) as reader:
+        while sum(map(len, seen)) < len(sizes):
+            batch = await asyncio.wait_for(reader.next_batch(), 5)
+            seen.append([len(delivery.message.body) for delivery in batch])
+            await reader.acknowledge(batch)
+    await here.close()
+    assert seen == [sizes[:3], sizes[3:4], sizes[4:]]
 
 
 async def test_a_file_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None:
@@ -163,6 +181,7 @@ CLOSER = """
 import asyncio, sys, uvloop
 from pathlib import Path
 from refract.runtime.embedded import sqlite_thread
+from refract.runtime.embedded.bus_file import BATCH_BYTES
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.messages import Message
 
@@ -186,6 +205,7 @@ async def _publishes(bus: EventBus, message: Message) -> bool:
 PUBLISHER = """
 import asyncio, sys
 from pathlib import Path
+from refract.runtime.embedded.bus_file import BATCH_BYTES
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.messages import Binding, Message, Queue
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from statistics import median, quantiles
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from resource import RLIMIT_NOFILE, prlimit
+from statistics import quantiles
 
 import pytest
 import pytest_asyncio
 
-from tests.support.doors import Backstage, Door, one_door
-from tests.support.http import Answer, Client, fetch, head
+from tests.support.doors import PATIENT, Backstage, Door, doors, one_door
+from tests.support.http import Answer, Client, fetch, head, running
 from tests.support.waiting import eventually
 
 World = tuple[Door, Backstage]
@@ -142,6 +146,45 @@ async def test_a_result_from_before_a_change_does_not_count(world: World) -> Non
     assert await ask(door) == [503]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_our_own_want_of_files_is_not_the_targets_fault(tmp_path: Path, redis_address: str, host: str) -> None:
+    backstage = Backstage()
+    async with AsyncExitStack() as stack:
+        port = (await stack.enter_async_context(running(backstage, limits=PATIENT))).port
+        changes = {"URL_SERVICE_URL": f"http://{host}:{port}"}
+        (door,) = await stack.enter_async_context(doors(tmp_path, port, redis_address, changes))
+        clients = [await stack.enter_async_context(await Client.connect(door.port)) for _ in range(2)]
+        assert [(await client.get("/r/abc")).status for client in clients] == [200, 200]
+        backstage.gate = gate = asyncio.Event()
+        await clients[0].send(head("GET", "/r/abc"))  # over the only connection that there is
+        await eventually(lambda: backstage.waiting == 1)
+        with no_more_files(door):
+            answers = [await clients[1].get("/r/abc") for _ in range(10)]
+        gate.set()
+        assert (await clients[0].answer()).status == 200
+        assert {(one.status, one.headers.get("retry-after"), str(one.json)) for one in answers} == {
+            (503, "1", str(REFUSED[1]))
+        }
+        assert await state(door) == CLOSED
+        assert await ask(door, times=3) == [200] * 3
+        told = [(line["level"], line["target"]) for line in door.log if line["msg"] == "a service cannot be asked"]
+        assert told == [("warn", "links")] * 10
+
+
+@contextmanager
+def no_more_files(door: Door) -> Iterator[None]:
+    """Lets a process open nothing any more for a while."""
+    pid = door.process.pid
+    used = {int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    lowest_free = next(number for number in count() if number not in used)
+    before = prlimit(pid, RLIMIT_NOFILE)
+    prlimit(pid, RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        prlimit(pid, RLIMIT_NOFILE, before)
+
+
 def p99(taken: list[float]) -> float:
     return quantiles(taken, n=100)[98]
 
@@ -170,8 +213,7 @@ async def test_it_opens_refuses_and_probes_within_the_figures(world: World) -> N
             assert answer.status == 503
             refused.append(seconds)
         print(f"p99 of refusals {p99(refused) * 1e3:.2f} ms, of /health {p99(usual) * 1e3:.2f} ms")
-        assert p99(refused) < 0.005 or p99(refused) < 1.5 * p99(usual)
-        assert median(refused) < 0.005
+        assert p99(refused) < 0.005
         while True:
             _, answer = await timed(client, "/r/abc")
             if answer.status != 503:

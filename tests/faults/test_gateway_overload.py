@@ -1,6 +1,7 @@
-"""ACCEPTANCE 26 in full: a minute of five times what a service behind the gateway can do."""
+"""ACCEPTANCE 26 in full: a minute of five times what a service behind the gateway, or the gateway itself, can do."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,7 +12,8 @@ from statistics import quantiles
 import pytest
 
 from refract.runtime.edge import Receive, Scope, Send
-from tests.support.doors import PATIENT, Backstage, Door, doors
+from refract.services.gateway.http.places import CAPACITY
+from tests.support.doors import PATIENT, Backstage, Door, doors, one_door
 from tests.support.http import Client, running
 
 pytestmark = pytest.mark.full
@@ -45,6 +47,7 @@ class Offered:
     """Requests at a steady rate, whether or not the last ones were answered, and what came of them."""
 
     port: int
+    target: str = "/r/abc"
     served: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
@@ -69,7 +72,7 @@ class Offered:
         client = self._idle.pop() if self._idle else await Client.connect(self.port)
         begun = time.perf_counter()
         try:
-            answer = await client.get("/r/abc")
+            answer = await client.get(self.target)
         except (OSError, EOFError, TimeoutError) as error:
             self.odd.append(repr(error))
             client.close()
@@ -107,32 +110,110 @@ async def peak(port: int, seconds: float = 10.0) -> float:
     return answered / seconds
 
 
-def p99(taken: list[float]) -> float:
-    return quantiles(taken, n=100)[98]
+def quantile(taken: list[float], share: float) -> float:
+    return quantiles(taken, n=1000)[round(share * 1000) - 1]
 
 
 @pytest.mark.timeout(300)
 async def test_a_minute_of_five_times_too_much(door: Door) -> None:
     best = await peak(door.port)
-    flood, quiet, before = Offered(door.port), Offered(door.port), door.memory()
-    await flood.run(5 * best, SECONDS)
-    after = door.memory()
+    usual, flood, quiet, memory = Offered(door.port), Offered(door.port), Offered(door.port), [door.memory()]
+    beside = Offered(door.port, "/health")  # the cheapest answer that there is: whatever delays it is not the refusing
+    await usual.run(best / 2, 10)
+    for _ in range(4):
+        await asyncio.gather(flood.run(5 * best, SECONDS / 4), beside.run(50, SECONDS / 4))
+        memory.append(door.memory())
     goodput = len(flood.served) / SECONDS
     await asyncio.sleep(10)
     await quiet.run(best / 2, 10)
-    await quiet.answered()
-    await flood.answered()
+    for offered in (usual, quiet, flood, beside):
+        await offered.answered()
 
     print(
-        f"peak {best:.0f}/s, goodput {goodput:.0f}/s, served p99 {p99(flood.served):.2f} s, "
-        f"{len(flood.refused)} refused with p99 {p99(flood.refused) * 1e3:.1f} ms and at most "
-        f"{max(flood.refused) * 1e3:.1f} ms, memory {before / MIB:.0f} to {after / MIB:.0f} MiB, "
-        f"afterwards p99 {p99(quiet.served) * 1e3:.1f} ms"
+        f"peak {best:.0f}/s, goodput {goodput:.0f}/s, served p99 {quantile(flood.served, 0.99):.2f} s, "
+        f"{len(flood.refused)} refused with p99 {quantile(flood.refused, 0.99) * 1e3:.1f} ms, "
+        f"p99.9 {quantile(flood.refused, 0.999) * 1e3:.1f} ms and at most {max(flood.refused) * 1e3:.1f} ms, "
+        f"/health p99.9 {quantile(beside.served, 0.999) * 1e3:.1f} ms, "
+        f"memory {[taken // MIB for taken in memory]} MiB, "
+        f"p99 before {quantile(usual.served, 0.99) * 1e3:.1f} ms, after {quantile(quiet.served, 0.99) * 1e3:.1f} ms"
     )
     assert flood.odd == []
     assert goodput >= 0.9 * best
-    assert p99(flood.refused) < 0.1
-    # It climbs by some 80 MiB, while what waits for long gets old before the collector comes, and stays there.
-    assert after - before < 128 * MIB
+    assert quantile(flood.refused, 0.99) < 0.1
+    # The rest, too, but for what a busy machine does: a refusal that is held waits for its turn twice.
+    assert quantile(flood.refused, 0.999) < 0.1 + 2 * quantile(beside.served, 0.999)
+    assert memory[-1] - memory[0] < 64 * MIB
+    assert memory[-1] - memory[-2] < 16 * MIB, "it has a bound, and has reached it"
     assert (quiet.odd, quiet.refused) == ([], []), "within ten seconds it is as before"
-    assert p99(quiet.served) < 0.25
+    assert quantile(quiet.served, 0.99) < 2 * quantile(usual.served, 0.99)
+
+
+# The gateway's own processor
+
+
+@dataclass
+class Restless:
+    """Clients that ask again as soon as they are answered."""
+
+    door: Door
+    clients: int
+    served: int = 0
+    refused: list[float] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    processor: float = 0.0
+    """Seconds that it cost the gateway."""
+
+    async def run(self, seconds: float) -> "Restless":
+        """Ask for so long."""
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(await Client.connect(self.door.port)) for _ in range(self.clients)
+            ]
+            begun, end = processor_seconds(self.door), time.perf_counter() + seconds
+            await asyncio.gather(*(self._ask(client, end) for client in clients))
+            self.processor = processor_seconds(self.door) - begun
+        return self
+
+    @property
+    def goodput(self) -> float:
+        """Answers for each second of the gateway's processor, whoever else is at work on the machine."""
+        return self.served / self.processor
+
+    async def _ask(self, client: Client, end: float) -> None:
+        try:
+            while (begun := time.perf_counter()) < end:
+                answer = await client.get("/r/abc")
+                if answer.status == 200:
+                    self.served += 1
+                elif answer.status == 503:
+                    self.refused.append(time.perf_counter() - begun)
+                else:
+                    self.odd.append(str(answer))
+        except (OSError, EOFError, TimeoutError) as error:
+            self.odd.append(repr(error))
+
+
+def processor_seconds(door: Door) -> float:
+    """What the gateway's process has used."""
+    fields = Path(f"/proc/{door.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.timeout(300)
+async def test_what_is_refused_takes_little_from_what_is_served(tmp_path: Path, redis_address: str) -> None:
+    async with one_door(tmp_path, redis_address) as (door, _):
+        await Restless(door, 64).run(3)
+        best = await Restless(door, 64).run(10)
+        flood = await Restless(door, 5 * CAPACITY // 2).run(20)
+        later = await Restless(door, 64).run(5)
+    cost = (flood.processor - flood.served / best.goodput) / max(1, len(flood.refused))
+    print(
+        f"{best.goodput:.0f} answers for a second of the processor, {flood.goodput / best.goodput:.2f} of that beside "
+        f"{len(flood.refused)} refusals of some {cost * 1e6:.0f} us each, and {later.goodput / best.goodput:.2f} later"
+    )
+    assert (best.odd, flood.odd, later.odd) == ([], [], [])
+    assert (best.refused, later.refused) == ([], [])
+    assert flood.refused
+    # A client that never pauses is refused every few dozen milliseconds, and each refusal is a request of its own: no
+    # door that answers all of them keeps its goodput whatever their number. What is ours is what one of them costs.
+    assert cost < 0.5 / best.goodput

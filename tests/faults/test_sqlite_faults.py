@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from refract.kernel.errors import Unavailable
-from refract.runtime.embedded import sqlite_connections
+from refract.runtime.embedded import sqlite_log
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
@@ -139,9 +139,9 @@ async def test_commits_reach_the_disk(sqlite_file: Path) -> None:
 async def test_the_log_stays_small_though_somebody_always_reads(
     sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_connections, "LARGEST_WAL", 1_000_000)
-    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_MILLISECONDS", 1000)
-    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_SHARE", 0)
+    monkeypatch.setattr(sqlite_log, "LARGEST_LOG", 1_000_000)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_MILLISECONDS", 1000)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_SHARE", 0)
     log = sqlite_file.with_name("test.db-wal")
     database = await EmbeddedDatabase.open(sqlite_file)
 
@@ -166,8 +166,8 @@ async def test_the_log_stays_small_though_somebody_always_reads(
 async def test_a_log_that_readers_hold_on_to_holds_up_nobody(
     sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_connections, "LARGEST_WAL", 1000)
-    monkeypatch.setattr(sqlite_connections, "CHECKPOINT_MILLISECONDS", 10)
+    monkeypatch.setattr(sqlite_log, "LARGEST_LOG", 1000)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_MILLISECONDS", 10)
     database = await EmbeddedDatabase.open(sqlite_file)
     reader = sqlite3.connect(sqlite_file, isolation_level=None)
     reader.execute("BEGIN")
@@ -180,6 +180,43 @@ async def test_a_log_that_readers_hold_on_to_holds_up_nobody(
     async with database.transaction() as tx:
         assert await tx.fetch(Statement("b", "Asks.", "PRAGMA busy_timeout")) == [{"timeout": 5000}]
     await database.close()
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+async def write_often(database: EmbeddedDatabase, times: int) -> None:
+    for _ in range(times):
+        async with database.transaction() as tx:
+            await tx.execute(ADD_MANY)
+
+
+async def test_the_log_is_moved_into_the_file_and_not_by_whoever_writes(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "WORTH_MOVING", 4)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    async with database.transaction() as tx:
+        assert await tx.fetch(Statement("a", "Asks.", "PRAGMA wal_autocheckpoint")) == [{"wal_autocheckpoint": 0}]
+
+    async def moved() -> bool:
+        await write_often(database, 1)
+        return size_of(sqlite_file) > 100_000
+
+    assert await eventually(moved, timeout=20, interval=0)
+    await database.close()
+
+
+async def test_a_log_that_was_moved_begins_anew(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_log, "WORTH_MOVING", 2)
+    monkeypatch.setattr(sqlite_log, "LONG_LOG", 200)
+    monkeypatch.setattr(sqlite_log, "LOOK_SECONDS", 0)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    await write_often(database, 300)
+    assert size_of(sqlite_file.with_name("test.db-wal")) < size_of(sqlite_file) / 3
+    await database.close()
+    assert size_of(sqlite_file) > 10_000_000
 
 
 async def test_a_read_that_failed_holds_nothing_open(sqlite_file: Path) -> None:

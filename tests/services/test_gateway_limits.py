@@ -122,12 +122,37 @@ async def test_each_address_has_its_own_and_none_is_told(embedded: World) -> Non
     world, instance, code = embedded
     limiter = NotingLimiter(world.clock)
     gateway = await world.gateway(instance, limiter, limit=2, trusted=TRUSTED)
-    addresses = ("203.0.113.1", "203.0.113.2", "2001:db8::1")
+    addresses = ("203.0.113.1", "203.0.113.2")
     for address in addresses:
         for target, expected in ((f"/{code}", 301), (f"/r/%{ord(code[0]):02x}{code[1:]}", 301), (f"/{code}", 429)):
             answer = await fetch(gateway.port, target, f"X-Forwarded-For: {address}")
             assert answer.status == expected
     assert limiter.counted == [address_hash(address, SALT) for address in addresses for _ in range(3)]
+
+
+@in_one_process
+async def test_an_ipv6_network_is_one_client_on_both_paths(embedded: World) -> None:
+    world, instance, code = embedded
+    limiter = NotingLimiter(world.clock)
+    gateway = await world.gateway(instance, limiter, limit=6, trusted=TRUSTED)
+    spelled = f"/r/%{ord(code[0]):02x}{code[1:]}"  # not for the fast path
+
+    async def ask(network: int, number: int, target: str) -> int:
+        address = f"X-Forwarded-For: 2001:db8:0:{network:x}::{number:x}"
+        async with await Client.connect(gateway.port) as client:
+            # Words that come again to the byte take a way of their own.
+            return [(await client.get(target, address)).status for _ in range(2)][1]
+
+    for network in (1, 2):
+        assert [
+            await ask(network, 1, f"/{code}"),
+            await ask(network, 2, spelled),
+            await ask(network, 3, f"/{code}"),
+        ] == [301] * 3
+        assert [await ask(network, number, target) for number, target in ((4, f"/{code}"), (5, spelled))] == [429] * 2
+    clients = [address_hash(f"2001:db8:0:{network}::/64", SALT) for network in (1, 2)]
+    assert list(dict.fromkeys(limiter.counted)) == clients
+    assert len({click.ip_hash for click in await world.clicks()}) == 6, "visitors are still told apart"
 
 
 @in_one_process
@@ -175,6 +200,20 @@ async def test_redis_counts_by_the_hash_and_says_the_same(redis_address: str) ->
     assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["2", "1", "0", "0", "0"]
     assert all("retry-after" not in answer.headers for answer in answers[:3])
     assert all(1 <= int(answer.headers["retry-after"]) <= 63 for answer in answers[3:])
+
+
+@pytest.mark.parametrize("way", ["embedded", "distributed"])
+async def test_an_ipv6_network_is_one_client(redis_address: str, way: str) -> None:
+    routes = RouteLimits({"redirect": 3}, hashes_with(f"{SALT}-{id(object())}"))
+    async with connected(redis_address) as redis:
+        limiter = EmbeddedRateLimiter() if way == "embedded" else DistributedRateLimiter(redis)
+        gateway = build_gateway(
+            InProcess({"links": mirror}), tokens=tokens(), limits=Limits(limiter, routes), trusted_proxies=TRUSTED
+        )
+        async with running(gateway.application, fast_path=gateway.fast_path) as server:
+            for network in (1, 2):
+                fields = [f"X-Forwarded-For: 2001:db8:0:{network}::{number}" for number in range(1, 6)]
+                assert [(await fetch(server.port, "/code", field)).status for field in fields] == [200] * 3 + [429] * 2
 
 
 async def test_without_redis_everything_is_let_through_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

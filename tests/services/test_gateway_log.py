@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from refract.runtime.client_address import hashes_with
-from refract.runtime.edge import Edge
+from refract.runtime.edge import Edge, Receive, Scope, Send
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.request_log import flush_request_logs
 from refract.runtime.telemetry import configure_logging
@@ -21,7 +21,7 @@ from refract.services.gateway.domain.limits import RouteLimits
 from refract.services.gateway.http.counting import Limits
 from refract.services.gateway.http.guarding import Breakers
 from tests.support.clocks import ManualClock
-from tests.support.fronts import authorization, mirror, serve_gateway, signed, url_of
+from tests.support.fronts import authorization, front_of, mirror, read_body, send_answer, serve_gateway, signed, url_of
 from tests.support.http import fetch, running
 
 ADDRESS, SECRET_QUERY = "203.0.113.77", "code=sesame"
@@ -89,3 +89,31 @@ async def test_every_way_is_one_line_with_its_id_and_nothing_secret(stream: io.S
     assert all(line["correlation_id"].startswith("trace-") for line in lines), "warnings and errors, too"
     secrets = (ADDRESS, "127.0.0.1", SECRET_QUERY, "sesame", "hidden", SESSION[-60:], BEARER[-60:-4], "eyJ")
     assert [secret for secret in secrets if secret in text] == []
+
+
+TROUBLE = [
+    ("GET", "/r/abc", 500, "links"),
+    ("GET", "/api/urls", 503, "links"),
+    ("POST", "/api/auth/login", 502, "identity"),
+]
+
+
+@pytest.mark.parametrize("way", ["in_process", "proxy"])
+async def test_a_service_in_trouble_is_a_warning_with_the_requests_id(stream: io.StringIO, way: str) -> None:
+    statuses = {"/abc": 500, "/urls": 503, "/login": 502, "/gone": 404}
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        await send_answer(send, statuses[scope["path"]], b"{}")
+
+    async with AsyncExitStack() as stack:
+        port = await front_of(way, stack)(Edge(service, "url-service"), breakers=Breakers(TARGETS, ManualClock()))
+        assert (await fetch(port, "/r/gone")).status == 404
+        for method, path, status, _ in TROUBLE:
+            answer = await fetch(port, path, BEARER, f"X-Correlation-ID: trace-{status}", method=method)
+            assert (answer.status, answer.body) == (status, b"{}")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = [(line["level"], line["msg"], line["service"]) for line in lines if "target" in line]
+    assert told == [("warn", "downstream error", "gateway")] * len(TROUBLE)
+    details = [(line["correlation_id"], line["status"], line["target"]) for line in lines if "target" in line]
+    assert details == [(f"trace-{status}", status, target) for _, _, status, target in TROUBLE]

@@ -10,6 +10,9 @@ import pytest
 from refract.runtime.client_address import hashes_with
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.metrics import Metrics
+from refract.runtime.windows import Policy, Verdict
+from refract.services.gateway.adapters.connections import Connection, Pool
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.adapters.proxy import LOOK_AROUND, Proxy
 from refract.services.gateway.api import ROUTES, TARGETS
@@ -22,8 +25,18 @@ from refract.services.gateway.http.refusing import Busy
 from refract.services.gateway.service import build_gateway
 from tests.support.applications import Gate, echo
 from tests.support.clocks import ManualClock
-from tests.support.fronts import Front, authorization, read_body, said, send_answer, serve_gateway, tokens
-from tests.support.http import Client, fetch, head
+from tests.support.fronts import (
+    Front,
+    authorization,
+    front_of,
+    read_body,
+    said,
+    send_answer,
+    serve_gateway,
+    tokens,
+    url_of,
+)
+from tests.support.http import Client, fetch, head, running
 from tests.support.waiting import eventually
 
 UNAVAILABLE = (503, {"error": "service unavailable"})
@@ -170,14 +183,18 @@ async def test_an_answer_before_the_end_of_its_body_leaves_no_place_behind(front
 async def test_who_reads_on_after_the_answer_takes_no_place() -> None:
     places, coming = Places(1), asyncio.Event()
     route = next(route for route in ROUTES if route.path == "/api/keys")
+    pieces = [True, False]
 
     async def receive() -> Any:
-        await coming.wait()
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if not pieces[0]:
+            await coming.wait()
+        return {"type": "http.request", "body": b"", "more_body": pieces.pop(0)}
 
     place = Place(places, route)
-    place.take()
-    reading = asyncio.ensure_future(place.lent_to_wait(receive)())
+    receiving = await place.begun(receive)
+    assert receiving is not None
+    await receiving()
+    reading = asyncio.ensure_future(receiving())
     await asyncio.sleep(0)
     place.leave()
     coming.set()
@@ -185,6 +202,128 @@ async def test_who_reads_on_after_the_answer_takes_no_place() -> None:
     Place(places, route).take()
     with pytest.raises(Busy):
         Place(places, route).take()
+
+
+class SlowLimiter(EmbeddedRateLimiter):
+    """Counts once the gate is open, as one does that has to be asked over a network."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.gate = asyncio.Event()
+        self.waiting = 0
+
+    def hit_soon(self, who: str, policy: Policy, cost: int = 1) -> Any:
+        """It cannot tell."""
+
+    async def hit(self, who: str, policy: Policy, cost: int = 1) -> Verdict:
+        """Wait, and count."""
+        self.waiting += 1
+        await self.gate.wait()
+        return super().hit_soon(who, policy, cost)
+
+
+@pytest.mark.parametrize("begun", [b"", b"abc"], ids=["nothing", "a part"])
+async def test_who_withholds_a_body_takes_no_place_while_it_is_counted(front: Front, begun: bytes) -> None:
+    limiter = SlowLimiter()
+    limits = Limits(limiter, RouteLimits({"shorten": 100}, hashes_with("salt")))
+    port = await front(echo, capacity=1, counted=limits)
+    request = head("POST", "/api/shorten", authorization(), "Content-Length: 6")
+    async with await Client.connect(port) as first, await Client.connect(port) as second:
+        for number, client in enumerate((first, second), 1):
+            await client.send(request + begun)
+            await eventually(lambda: limiter.waiting == number)  # noqa: B023  # it is over when the round is
+        assert (await fetch(port, "/api/urls", authorization())).status == 200
+        limiter.gate.set()
+        for client in (first, second):
+            await client.send(b"abcdef".removeprefix(begun))
+        # There is one place, and one in the middle of a body: all that matters here is that they did not take it.
+        assert 200 in {(await client.answer()).status for client in (first, second)}
+    assert (await fetch(port, "/api/urls", authorization())).status == 200
+
+
+async def test_who_withholds_a_body_takes_no_place_while_the_service_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connecting, gate = 0, asyncio.Event()
+    connect = Pool.connect
+
+    async def slowly(pool: Pool) -> Connection:
+        nonlocal connecting
+        connecting += 1
+        await gate.wait()
+        return await connect(pool)
+
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(running(echo))
+        port = await serve_gateway(Proxy({"links": url_of(upstream)}), stack, capacity=2)
+        assert (await fetch(port, "/r/abc")).status == 200  # a connection waits in the pool, for the one below
+        monkeypatch.setattr(Pool, "connect", slowly)
+        idle = Pool.waiting
+        monkeypatch.setattr(Pool, "waiting", lambda _: None)
+        withheld = [await stack.enter_async_context(await Client.connect(port)) for _ in range(2)]
+        for client in withheld:
+            await client.send(head("GET", "/r/abc", "Content-Length: 6") + b"abc")
+        await eventually(lambda: connecting == 2)
+        monkeypatch.setattr(Pool, "waiting", idle)
+        assert (await fetch(port, "/r/abc")).status == 200
+        gate.set()
+        for client in withheld:
+            await client.send(b"def")
+            assert (await client.answer()).status == 200
+
+
+async def test_a_body_that_no_service_reads_does_not_save_a_place(front: Front) -> None:
+    opened, waiting = asyncio.Event(), 0
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal waiting
+        waiting += 1
+        await opened.wait()
+        await send_answer(send, 200, b"{}")
+
+    port = await front(service, capacity=1)
+    async with await Client.connect(port) as held:
+        await held.send(head("GET", "/api/me", authorization(), "Content-Length: 3") + b"abc")
+        await eventually(lambda: waiting == 1)
+        assert said(await fetch(port, "/api/me", authorization())) == UNAVAILABLE
+        opened.set()
+        assert (await held.answer()).status == 200
+
+
+async def test_who_repeats_itself_is_refused_in_the_same_words(front: Front) -> None:
+    gate, logged = Gate(), Metrics()
+    port = await front(gate, capacity=1, metrics=logged)
+    async with asyncio.TaskGroup() as group, await Client.connect(port) as client:
+        held = group.create_task(fetch(port, "/api/stats/abc"))
+        await eventually(lambda: gate.waiting == 1)
+        answers = [await client.get(path) for path in ("/api/stats/abc", "/api/stats/abc", "/api/stats/def?x=1")]
+        assert [said(answer) for answer in answers] == [UNAVAILABLE] * 3
+        fields = [{name: value for name, value in answer.headers.items() if name != "date"} for answer in answers]
+        assert len({field.pop("x-correlation-id") for field in fields}) == 3
+        assert fields[0] == fields[1] == fields[2]
+        for trace in ("trace-1", "trace-1", "trace-2"):  # words that are its own
+            answer = await client.get("/api/stats/abc", f"X-Correlation-ID: {trace}")
+            assert (said(answer), answer.headers["x-correlation-id"]) == (UNAVAILABLE, trace)
+        assert (await client.get("/api/nothing")).status == 404, "what has no row is not refused for want of a place"
+        gate.opened.set()
+        assert (await held).status == 200
+        assert (await client.get("/api/stats/abc")).status == 200
+    labels = {"service": "gateway", "method": "GET", "route": "/api/stats/{code}", "status": "503"}
+    await eventually(lambda: logged.registry.get_sample_value("http_requests_total", labels) == 6)
+
+
+async def test_a_request_that_takes_long_needs_no_task_to_watch_its_client() -> None:
+    gate = Gate()
+    async with AsyncExitStack() as stack:
+        port = await front_of("proxy", stack)(gate)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(fetch(port, "/api/stats/abc")) for _ in range(5)]
+            await eventually(lambda: gate.waiting == 5)
+            await asyncio.sleep(3 * LOOK_AROUND)
+            names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+            assert [name for name in names if name.startswith("Exchange._watch")] == []
+            gate.opened.set()
+        assert [task.result().status for task in asked] == [200] * 5
 
 
 async def test_streams_are_not_expected_to_take_a_place() -> None:

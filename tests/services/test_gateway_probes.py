@@ -3,16 +3,20 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
+from refract.kernel.errors import RefractError
 from refract.runtime.edge import Application, Receive, Scope, Send
+from refract.runtime.metrics import Metrics
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import Match, resolve
-from refract.services.gateway.domain.breaker import State
-from refract.services.gateway.http.guarding import Guard
-from tests.support.breakers import World, answering, silent, streaming, well, world_with_breakers
-from tests.support.fronts import send_answer
+from refract.services.gateway.domain.breaker import BreakerPolicy, State
+from refract.services.gateway.http.guarding import Breakers, Guard
+from tests.support.breakers import Upstream, World, answering, silent, streaming, well, world_with_breakers
+from tests.support.clocks import ManualClock
+from tests.support.fronts import authorization, front_of, read_body, send_answer
 from tests.support.http import Client, fetch, head
 from tests.support.waiting import eventually
 
@@ -73,17 +77,128 @@ async def test_a_probe_whose_client_leaves_gives_its_place_to_the_next(world: Wo
 
 
 async def test_a_probe_that_hangs_gives_its_place_to_the_next_after_thirty_seconds(world: World) -> None:
+    gate = asyncio.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+        await gate.wait()
+        await well(scope, receive, send)
+
     await world.half_open()
+    world.upstream.behave = held
     async with await Client.connect(world.port) as client:
-        await client.send(head("POST", "/api/shorten", "Content-Length: 6") + b"abc")  # and the rest does not come
+        await client.send(head("GET", "/r/abc"))
         await eventually(lambda: world.upstream.asked == 6)
+        world.upstream.behave = well
+        world.clock.advance(29.9)
         assert await world.ask() == 503
-        world.clock.advance(30)
+        world.clock.advance(0.1)
         assert await world.ask() == 200
         assert world.is_in(State.CLOSED)
-        await client.send(b"def")
+        gate.set()
         assert (await client.answer()).status == 200
     assert world.results() == {"failure": 5, "success": 1, "late": 1}
+
+
+Withheld = tuple[World, Client]
+
+
+@pytest.fixture(params=["in_process", "proxy"])
+async def withheld(request: pytest.FixtureRequest) -> AsyncIterator[Withheld]:
+    """A half-open breaker, and a client that has said half of what it wants the target to do."""
+    upstream, clock, metrics = Upstream(), ManualClock(), Metrics()
+    async with AsyncExitStack() as stack:
+        breakers = Breakers(("links",), clock, metrics)
+        port = await front_of(request.param, stack)(upstream, breakers=breakers)
+        world = World(port, upstream, breakers, clock, metrics)
+        await world.half_open()
+        client = await stack.enter_async_context(await Client.connect(port))
+        await client.send(head("POST", "/api/shorten", authorization(), "Content-Length: 6") + b"abc")
+        await eventually(lambda: upstream.asked == 6)
+        yield world, client
+
+
+async def test_a_probe_that_withholds_its_body_keeps_nobody_out(withheld: Withheld) -> None:
+    world, client = withheld
+    assert await world.ask() == 200
+    assert world.is_in(State.CLOSED)
+    await client.send(b"def")
+    assert (await client.answer()).status == 200
+    assert world.results() == {"failure": 5, "success": 2}
+
+
+async def test_a_probe_that_ends_its_body_before_anybody_else_comes_is_the_probe(withheld: Withheld) -> None:
+    world, client = withheld
+    gate, whole = asyncio.Event(), asyncio.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        whole.set()
+        await gate.wait()
+        await send_answer(send, 200, b"")
+
+    client.close()  # begun before the service was slow: another one, then
+    await eventually(lambda: world.count("results_total", result="undecided") == 1)
+    world.upstream.behave = held
+    async with await Client.connect(world.port) as probe:
+        await probe.send(head("POST", "/api/shorten", authorization(), "Content-Length: 6") + b"abc")
+        await eventually(lambda: world.upstream.asked == 7)
+        await probe.send(b"def")
+        await whole.wait()
+        assert await world.ask() == 503
+        gate.set()
+        assert (await probe.answer()).status == 200
+    assert world.is_in(State.CLOSED)
+
+
+async def test_a_body_that_ends_while_another_is_the_probe_goes_no_further(withheld: Withheld) -> None:
+    world, client = withheld
+    gate = asyncio.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+        await gate.wait()
+        await well(scope, receive, send)
+
+    world.upstream.behave = held
+    probe = asyncio.create_task(world.ask())
+    await eventually(lambda: world.upstream.asked == 7)
+    await client.send(b"def")
+    refused = await client.answer()
+    assert (refused.status, refused.json) == (503, {"error": "service unavailable"})
+    assert world.is_in(State.HALF_OPEN)
+    gate.set()
+    assert await probe == 200
+    assert world.is_in(State.CLOSED)
+    assert world.results() == {"failure": 5, "success": 1, "undecided": 1}
+
+
+async def test_a_service_that_passes_our_refusal_on_has_not_failed() -> None:
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        try:
+            await read_body(receive)
+        except RefractError:
+            await send_answer(send, 503, b"{}")
+        else:
+            await gate.wait()
+            await send_answer(send, 200, b"{}")
+
+    begun, gate = asyncio.Event(), asyncio.Event()
+    breakers = Breakers(("links",), ManualClock(), policy=BreakerPolicy(failures=1))
+    async with AsyncExitStack() as stack:
+        port = await front_of("in_process", stack)(service, breakers=breakers, capacity=1)
+        client = await stack.enter_async_context(await Client.connect(port))
+        await client.send(head("POST", "/api/shorten", authorization(), "Content-Length: 6") + b"abc")
+        await begun.wait()
+        begun.clear()
+        held = asyncio.create_task(fetch(port, "/r/abc"))
+        await begun.wait()
+        await client.send(b"def")
+        assert (await client.answer()).status == 503
+        gate.set()
+        assert (await held).status == 200
+    circuit = breakers.of("links")
+    assert circuit is not None
+    assert circuit.state is State.CLOSED
 
 
 async def test_answers_to_what_began_before_it_opened_do_not_count(world: World) -> None:
@@ -126,9 +241,9 @@ async def test_every_change_is_a_log_line_and_a_metric(world: World, caplog: pyt
     caplog.set_level(logging.INFO, "refract.gateway.breaker")
 
     def said() -> list[tuple[str, str, str]]:
-        lines = [(line.levelname, line.getMessage(), vars(line)["target"]) for line in caplog.records]
+        ours = [line for line in caplog.records if line.name == "refract.gateway.breaker"]
         caplog.clear()
-        return lines
+        return [(line.levelname, line.getMessage(), vars(line)["target"]) for line in ours]
 
     assert world.count("state") == 0
     await world.half_open()

@@ -120,8 +120,8 @@ async def test_a_queue_that_nobody_knows_is_refused(place: Place) -> None:
     assert status == 1
     assert said == (
         'FATAL: there is no queue "analytics.click"; '
-        "expected one of links.invalidations, analytics.clicks, identity.resets, notifications.events, "
-        "smtp_send_email_v2\n"
+        "expected one of links.invalidations, links.totals, analytics.clicks, analytics.links, identity.resets, "
+        "notifications.events, smtp_send_email_v2\n"
     )
 
 

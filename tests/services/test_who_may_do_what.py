@@ -15,6 +15,8 @@ from refract.kernel.clock import SystemClock
 from refract.runtime.statements import Statement
 from refract.services.identity.commands.mailing import KEEP_TOKEN
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose, token_hash
+from refract.services.notifications.commands.telling import Telling
+from refract.services.notifications.domain.notices import Notice
 from tests.support.forging import forgeries, token
 from tests.support.houses import GATEWAY, WITH_OPERATIONS, House, Operation, house
 from tests.support.http import Answer, Client
@@ -38,6 +40,7 @@ ALICES_PASSWORD = "the password that alice has"
 BOBS_PASSWORD = "the password that bob has"
 SECRETS = {"title": "alices-title", "notes": "alices-notes", "tags": ["alices-tag"]}
 KEY = "Idempotency-Key: the-key-of-both"
+HOOK = "https://hooks.example.com/alices-hook"
 
 USER = Statement("user", "Reads a user.", "SELECT role, email_verified_at FROM users WHERE id = :id")
 
@@ -63,11 +66,13 @@ class Hers:
     """A token that was mailed to Bob, who may reset his own password with it."""
     verification: str
     """The same for his address."""
+    notification: str
+    webhook: str
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Words by which an answer shows that something of hers was read."""
-        return (self.alice.id, self.alice.email, self.url, "alices-title", "alices-notes", "alices-tag")
+        return (self.alice.id, self.alice.email, self.url, "alices-title", "alices-notes", "alices-tag", HOOK)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
     code, alice = hers.code, hers.alice
     posing = {"user_id": alice.id, "created_by": alice.id, "workspace_id": alice.id, "owner_email": alice.email}
     mine = {"user_id": alice.id, "email": alice.email}
-    link, identity, evil = "links", "identity", "https://evil.example/"
+    link, identity, told, evil = "links", "identity", "notifications", "https://evil.example/"
     pages = (
         "",
         f"?after={quote(hers.cursor)}",
@@ -135,6 +140,14 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
             Trial([204, 400], {"token": hers.verification, **mine}),
             Trial([400], {"token": hers.reset, **mine}),
         ],
+        (told, "GET", "/notifications"): [Trial([200, 400], query=query) for query in pages[:2] + pages[4:5]],
+        (told, "POST", "/notifications/{id}/read"): [Trial([403]), Trial([403], mine)],
+        (told, "GET", "/preferences"): [Trial([200]), Trial([200], query=f"?user_id={alice.id}")],
+        (told, "PUT", "/preferences"): [
+            Trial([200], {"digest": "daily", "webhooks": []}),
+            Trial([400], {"digest": "weekly", **mine}),
+            Trial([400], {"webhooks": [{"id": hers.webhook, "url": evil}]}),
+        ],
     }  # fmt: skip
 
 
@@ -183,7 +196,36 @@ async def settle(house: House) -> tuple[Hers, Person]:
         page.json["next_cursor"],
         await mailed(house, Purpose.RESET, bob),
         await mailed(house, Purpose.VERIFY, bob),
+        await notified(house, alice, made[0]),
+        await hooked(house, alice),
     ), bob
+
+
+async def notified(house: House, person: Person, code: str) -> str:
+    """The id of something that somebody was told."""
+    notice = Notice(
+        user_id=person.id,
+        user_email=person.email,
+        event_type="url.deleted",
+        event_id=secrets.token_hex(8),
+        title="alices-title",
+        occurred_at=SystemClock().now(),
+        payload={},
+        short_code=code,
+    )
+    async with house.databases["notifications"].transaction() as tx:
+        await Telling(SystemClock(), sends_mail=False).tell(tx, [notice])
+    page = await house.call(GATEWAY, "GET", "/api/notifications", token=house.token(person.id, person.email))
+    identifier: str = page.json["notifications"][0]["id"]
+    return identifier
+
+
+async def hooked(house: House, person: Person) -> str:
+    """The id of a webhook that somebody has."""
+    body, token = {"webhooks": [{"url": HOOK}]}, house.token(person.id, person.email)
+    answer = await house.call(GATEWAY, "PUT", "/api/preferences", body, token=token)
+    identifier: str = answer.json["webhooks"][0]["id"]
+    return identifier
 
 
 def doors(operation: Operation) -> list[str]:
@@ -192,7 +234,7 @@ def doors(operation: Operation) -> list[str]:
 
 
 async def test_every_operation_has_a_trial_and_wants_a_token_unless_it_is_meant_to_be_public(house: House) -> None:
-    hers = Hers(Person("", "", ""), *[""] * 5)
+    hers = Hers(Person("", "", ""), *[""] * 7)
     found = await house.operations()
     tried = {(service, method, path) for service, method, path in trials(hers)}
     assert {(one.service, one.method.replace("HEAD", "GET"), one.path) for one in found} == tried
@@ -220,7 +262,7 @@ async def test_nobody_reads_or_changes_what_is_somebody_elses(house: House) -> N
 async def attempt(house: House, hers: Hers, bob: Person, operation: Operation, trial: Trial, door: str) -> None:
     """One trial at one door, in Bob's name."""
     before = await belonging_to(house, hers, operation.service)
-    target = operation.target(door, code=hers.code) + trial.query
+    target = operation.target(door, code=hers.code, id=hers.notification) + trial.query
     token = house.token(bob.id, bob.email) if operation.wants_token else ""
     answer = await house.call(door, operation.method, target, trial.body, *trial.headers, token=token)
     what = f"{operation.method} {target} at {door} with {trial.body}: {answer.status} {answer.body!r}"
@@ -242,9 +284,9 @@ async def belonging_to(house: House, hers: Hers, service: str) -> list[str]:
 async def assert_the_owner_may(house: House, hers: Hers) -> None:
     """Alice may do all of it: the refusals were for who asked, and for nothing else."""
     signed = house.token(hers.alice.id, hers.alice.email)
-    operations = [one for one in await house.operations() if one.wants_token and "{code}" in one.path]
+    operations = [one for one in await house.operations() if one.wants_token and "{" in one.path]
     for operation in sorted(operations, key=lambda one: one.method == "DELETE"):
-        target = operation.target(GATEWAY, code=hers.code)
+        target = operation.target(GATEWAY, code=hers.code, id=hers.notification)
         body = {"title": "hers"} if operation.method == "PATCH" else None
         answer = await house.call(GATEWAY, operation.method, target, body, token=signed)
         assert answer.status in {200, 204}, f"{operation.method} {target}: {answer.status} {answer.body!r}"

@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +71,17 @@ class Running:
 
 @contextmanager
 def running(
-    *arguments: str, address: str, folder: Path, variables: Mapping[str, str] | None = None
+    *arguments: str,
+    address: str,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> Iterator[Running]:
     """Start a command that listens at an address, and wait until it answers there."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*command, *arguments],
             env={**inherited(), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=stdout,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from refract.kernel.errors import PoisonMessage
 from refract.kernel.events import EventDecoder, LinkEvent, encode_batch
-from refract.services.analytics.api import MilestoneReached
+from refract.services.analytics.api import LinkTotal, MilestoneReached, StatsTotals
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 
-EVENTS: tuple[type[LinkEvent], ...] = (UrlCreated, UrlUpdated, UrlDeleted, UrlClicked, MilestoneReached)
+EVENTS: tuple[type[LinkEvent], ...] = (UrlCreated, UrlUpdated, UrlDeleted, UrlClicked, MilestoneReached, StatsTotals)
 DECODER = EventDecoder(*EVENTS)
 AT = datetime(2024, 5, 6, 7, 8, 9, 123456, UTC)
 WRITTEN_AT = "2024-05-06T07:08:09.123456Z"
@@ -25,11 +25,13 @@ owner = {"short_code": texts, "user_id": texts, "user_email": texts}
 state = owner | {"original_url": texts, "order": counts, "expires_at": st.none() | moments}
 
 clicks = st.builds(UrlClicked, **envelope, **owner, ip_hash=texts, ip_anonymized=texts, user_agent=texts, referer=texts)
+totals = st.builds(LinkTotal, short_code=texts, total_clicks=counts, last_clicked_at=moments)
 any_event = st.one_of(
     st.builds(UrlCreated, **envelope, **state),
     st.builds(UrlUpdated, **envelope, **state),
     st.builds(UrlDeleted, **envelope, **owner, order=counts),
     st.builds(MilestoneReached, **envelope, **owner, milestone=counts, total_clicks=counts),
+    st.builds(StatsTotals, **envelope, totals=st.lists(totals, max_size=3).map(tuple)),
     clicks,
 )
 
@@ -152,6 +154,21 @@ FULL: list[tuple[LinkEvent, dict[str, object]]] = [
             "user_email": "u@example.com",
             "milestone": 100,
             "total_clicks": 103,
+            "event_id": "e",
+        },
+    ),
+    (
+        StatsTotals(
+            occurred_at=AT,
+            event_id="e",
+            correlation_id="c",
+            totals=(LinkTotal(short_code="abc1234", total_clicks=103, last_clicked_at=AT),),
+        ),
+        {
+            "event_type": "stats.totals",
+            "occurred_at": WRITTEN_AT,
+            "correlation_id": "c",
+            "totals": [{"short_code": "abc1234", "total_clicks": 103, "last_clicked_at": WRITTEN_AT}],
             "event_id": "e",
         },
     ),

@@ -9,6 +9,7 @@ from refract.runtime.ports import Cache, RateLimiter
 from refract.runtime.service import Foundation, Service
 from refract.services.analytics import reactions as analytics
 from refract.services.analytics.service import build_analytics
+from refract.services.analytics.settings import AnalyticsSettings
 from refract.services.identity import reactions as identity
 from refract.services.identity.service import build_identity
 from refract.services.identity.settings import IdentitySettings
@@ -16,12 +17,11 @@ from refract.services.links import reactions as links
 from refract.services.links.service import build_links
 from refract.services.notifications import reactions as notifications
 from refract.services.notifications.service import build_notifications
+from refract.services.notifications.settings import NotificationSettings
 from refract.services.projects.service import build_projects
 from refract.services.sms.service import build_sms
 
 _PLAIN: Mapping[str, Callable[[Foundation], Service]] = {
-    "analytics": build_analytics,
-    "notifications": build_notifications,
     "sms": build_sms,
     "projects": build_projects,
 }
@@ -46,7 +46,11 @@ async def build(foundation: Foundation, name: str, settings: Settings | None, ex
     """A service by its name, with the settings that were read for it."""
     if settings is None:
         return _PLAIN[name](foundation)
-    assert extras.limiter is not None, "whoever has settings has one, in both modes"
+    if isinstance(settings, AnalyticsSettings):
+        return await build_analytics(foundation, settings)
+    if isinstance(settings, NotificationSettings):
+        return build_notifications(foundation, settings)
+    assert extras.limiter is not None, "the others with settings have one, in both modes"
     if isinstance(settings, IdentitySettings):
         return await build_identity(foundation, settings, extras.limiter, extras.secret)
     assert extras.cache is not None, "and links has one of these"

@@ -28,6 +28,7 @@ from refract.runtime.settings import ProcessSettings
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import configure_logging
 from refract.runtime.tokens import TokenVerifier
+from refract.services.analytics.api import NAME as ANALYTICS
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.domain.limits import RouteLimits
@@ -60,7 +61,7 @@ async def serve(environment: Environment, data_dir: Path) -> None:
 async def _run(directory: DataDirectory, settings: ProcessSettings, environment: Environment) -> None:
     metrics, clock = Metrics(), SystemClock()
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
-    defaults = Defaults(_address(settings), salt, directory.spool)
+    defaults = Defaults(_address(settings), salt, directory.spool, click_readers=1)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
     limits = _limits(environment, salt)
     cache = EmbeddedCache(capacity=0, misses_nothing=True)
@@ -136,7 +137,9 @@ async def _start_services(
     inside = _Inside()
     for name in NAMES:
         await supervisor.unless_stopping(migrate(name, directory.database(name)))
-        database = await supervisor.open(name, EmbeddedDatabase.open(directory.database(name)))
+        # Clicks that are counted a moment later harm nobody; a redirect that is late does.
+        opening = EmbeddedDatabase.open(directory.database(name), can_wait=name == ANALYTICS)
+        database = await supervisor.open(name, opening)
         if name == LINKS:
             supervisor.watch("watch for other writers", partial(_watch, database, cache))
         service = await build(foundation(database=database), name, own_settings[name], extras)

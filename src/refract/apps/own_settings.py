@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refract.runtime.environment import Environment
+from refract.services.analytics.settings import AnalyticsSettings
 from refract.services.identity.settings import IdentitySettings
 from refract.services.links.settings import LinksSettings
+from refract.services.notifications.settings import NotificationSettings
 
-Settings = LinksSettings | IdentitySettings
+Settings = LinksSettings | AnalyticsSettings | IdentitySettings | NotificationSettings
 """Of the services that have their own."""
 
 
@@ -18,6 +20,7 @@ class Defaults:
     base_url: str | None = None
     click_salt: str | None = None
     spool: Path | None = None
+    click_readers: int = 2
 
 
 def read_settings(name: str, environment: Environment, defaults: Defaults) -> Settings | None:
@@ -26,6 +29,10 @@ def read_settings(name: str, environment: Environment, defaults: Defaults) -> Se
         return LinksSettings.from_environment(
             environment, base_url=defaults.base_url, click_salt=defaults.click_salt, spool=defaults.spool
         )
+    if name == "analytics":
+        return AnalyticsSettings.from_environment(environment, readers=defaults.click_readers)
     if name == "identity":
         return IdentitySettings.from_environment(environment, base_url=defaults.base_url)
+    if name == "notifications":
+        return NotificationSettings.from_environment(environment, base_url=defaults.base_url)
     return None

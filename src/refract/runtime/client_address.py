@@ -7,15 +7,31 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 Network = IPv4Network | IPv6Network
 
+OWN_BITS = 64
+"""Of an IPv6 address: what comes after them, everybody chooses in their own network."""
+
+_OWN_PART = ((1 << OWN_BITS) - 1) << (128 - OWN_BITS)
+
 
 def address_hash(address: str, salt: str) -> str:
     """What stands for an address wherever it would be kept (M3 §6.2.1); an address that is none may be any text."""
     return hashlib.sha256(f"{address}{salt}".encode(errors="surrogatepass")).hexdigest()
 
 
+def client_of(address: str) -> str:
+    """By what the client at an address is counted: the address, or the network of an IPv6 one.
+
+    In its own network everybody has a fresh address for every request.
+    """
+    parsed = _parse(address)
+    if not isinstance(parsed, IPv6Address):
+        return address if parsed is None else str(parsed)  # None: a peer that has no address
+    return f"{IPv6Address(int(parsed) & _OWN_PART)}/{OWN_BITS}"
+
+
 def hashes_with(salt: str) -> Callable[[str], str]:
-    """The same for one salt, which remembers whom it saw lately."""
-    return lru_cache(maxsize=65_536)(lambda address: address_hash(address, salt))
+    """The hashes of clients, by address, for one salt; it remembers whom it saw lately."""
+    return lru_cache(maxsize=65_536)(lambda address: address_hash(client_of(address), salt))
 
 
 class ClientAddresses:

@@ -18,6 +18,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.answered = 0
+        """Requests of all kinds, for those who want to know how busy this process is."""
         self._requests = Counter(
             "http_requests_total",
             "Requests answered, by service, method, route template and status",
@@ -51,6 +53,7 @@ class Metrics:
 
     def request(self, service: str, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. The route is a template and odd methods are one, so that clients cannot add series."""
+        self.answered += 1
         key = service, method if method in _METHODS else "other", route, status
         series = self._series.get(key)
         if series is None:
@@ -65,6 +68,7 @@ class Metrics:
         rest = sorted(seconds[1:])
         if not rest:
             return
+        self.answered += len(rest)
         counter.inc(len(rest))
         histogram._sum.inc(sum(rest))  # noqa: SLF001  # no public way takes more than one
         first = bisect_left(_BUCKETS, rest[0])

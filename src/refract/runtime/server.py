@@ -24,6 +24,8 @@ __all__ = ["FastPath", "HeldAnswer", "HttpServer", "ServerLimits"]
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+LET_IN_AT_ONCE = 256
+"""So many more clients are let in when the loop has let one in."""
 HANDSHAKE_SECONDS = 0.05
 """How long a client may take to complete its handshake when nobody new is admitted any more."""
 LAST_CALL_SECONDS = 0.25
@@ -66,6 +68,8 @@ class HttpServer:
         )
         self._state = ServerState()
         self._listeners: list[asyncio.Server] = []
+        self._letting_in = False
+        self._entering: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._shared: Shared | None = None
         self._warned_at = -WARNING_PAUSE
@@ -84,11 +88,12 @@ class HttpServer:
 
         try:
             if self._sockets is None:
-                listener = await loop.create_server(self._connection, self._host, self.port, backlog=BACKLOG)
+                listener = await loop.create_server(self._first_of_many, self._host, self.port, backlog=BACKLOG)
                 self._listeners.append(listener)
             for listening in self._sockets or ():
                 admit_again(listening.fileno())
-                self._listeners.append(await loop.create_server(self._connection, sock=listening, backlog=BACKLOG))
+                listener = await loop.create_server(self._first_of_many, sock=listening, backlog=BACKLOG)
+                self._listeners.append(listener)
         except OSError as error:
             # The loop's own words repeat the address; a name that cannot be found has a negative number and good words.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
@@ -120,6 +125,28 @@ class HttpServer:
         assert self._shared is not None
         return Connection(self._config, self._state, self._shared)
 
+    def _first_of_many(self) -> Connection:
+        """The loop lets in one client in each of its turns, which are long when there is much to do: those who stand in
+        the line behind that one would wait for seconds."""
+        if not self._letting_in:
+            self._letting_in = True
+            asyncio.get_running_loop().call_soon(self._let_in_others)
+        return self._connection()
+
+    def _let_in_others(self) -> None:
+        self._letting_in = False
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            for listening in listener.sockets:
+                for accepted in let_in(listening.fileno(), LET_IN_AT_ONCE):
+                    task = loop.create_task(self._serve(accepted))
+                    self._entering.add(task)
+                    task.add_done_callback(self._entering.discard)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # it has gone
+            await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
+
     async def _stop_listening(self) -> None:
         """Close the listeners, and cut off nobody who was told that he is connected."""
         for listener in self._listeners:
@@ -131,10 +158,10 @@ class HttpServer:
             for listening in listener.sockets:
                 waiting += let_in(listening.fileno(), BACKLOG)
             listener.close()
-        loop = asyncio.get_running_loop()
         for accepted in waiting:
-            with suppress(OSError):  # it has gone
-                await loop.connect_accepted_socket(self._connection, accepted)
+            await self._serve(accepted)
+        if self._entering:
+            await asyncio.wait(tuple(self._entering))
 
     async def _cut(self, seconds: float) -> None:
         for connection in self._open_connections():

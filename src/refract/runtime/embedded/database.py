@@ -10,7 +10,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.embedded import sqlite_connections as sqlite
-from refract.runtime.embedded.sqlite_connections import ConnectionThreads, LogKeeper, Work
+from refract.runtime.embedded.sqlite_connections import ConnectionThreads, Work
+from refract.runtime.embedded.sqlite_log import LogKeeper
 from refract.runtime.messages import Message
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
@@ -28,8 +29,9 @@ class EmbeddedDatabase:
 
     dialect: Literal["sqlite"] = "sqlite"
 
-    def __init__(self, writer: ConnectionThreads, readers: ConnectionThreads, version: int) -> None:
+    def __init__(self, writer: ConnectionThreads, readers: ConnectionThreads, keeper: LogKeeper, version: int) -> None:
         self._writer = writer
+        self._keeper = keeper
         self._readers = readers
         self._turn = asyncio.Lock()
         self._bell = Bell()
@@ -37,13 +39,16 @@ class EmbeddedDatabase:
         self._closed = False
 
     @classmethod
-    async def open(cls, path: Path) -> Self:
-        """Open the file, which is made if it does not exist."""
+    async def open(cls, path: Path, *, can_wait: bool = False) -> Self:
+        """Open the file, which is made if it does not exist; if it `can_wait`, writing gives way to all else."""
         writer, readers = await asyncio.to_thread(_connections, path)
         version = _data_version(writer)
+        keeper = LogKeeper(path, partial(sqlite.connect, writes=True))
+        keeper.take_over(writer)
         return cls(
-            ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=LogKeeper(path).look),
+            ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=keeper.look, can_wait=can_wait),
             ConnectionThreads(f"{path.stem}-reader", readers),
+            keeper,
             version,
         )
 
@@ -117,6 +122,7 @@ class EmbeddedDatabase:
         self._closed = True
         async with self._turn:
             await self._readers.stop()
+            await asyncio.to_thread(self._keeper.stop)
             await self._writer.stop()  # last, because the last one out tidies the file
 
     async def _read(self, statement: Statement, work: Work[T]) -> T:

@@ -4,13 +4,15 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 from refract.kernel.errors import Unavailable
+from refract.runtime.embedded.background import step_back
+from refract.runtime.embedded.sqlite_log import LARGEST_LOG
 from refract.runtime.embedded.sqlite_values import register_types, to_sqlite, translated
 from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
@@ -22,15 +24,6 @@ Work = Callable[[sqlite3.Connection], T]
 BUSY_MILLISECONDS = 5_000
 STEPS_BETWEEN_CHECKS = 20_000
 """How many of SQLite's own instructions pass before a running statement looks at the time: about a millisecond."""
-
-LARGEST_WAL = 64 * 1024 * 1024
-"""Bytes of the write-ahead log over which the writer empties it, which SQLite alone does only when nobody reads."""
-
-CHECKPOINT_MILLISECONDS = 250
-"""How long the writer waits for readers to finish, so that it can; as many times as the log is too large."""
-
-CHECKPOINT_SHARE = 8
-"""After an attempt the next one waits so many times as long: those that write lose a ninth of their time at most."""
 
 _Request = tuple[str, Work[Any], "asyncio.Future[Any] | None"]
 
@@ -48,7 +41,7 @@ def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
     try:
         if writes:
             _switch_to_wal(connection)
-            connection.execute(f"PRAGMA journal_size_limit = {LARGEST_WAL}")
+            connection.execute(f"PRAGMA journal_size_limit = {LARGEST_LOG}")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA query_only = {'OFF' if writes else 'ON'}")
@@ -72,45 +65,20 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-LOOK_SECONDS = 0.05
-"""Between two looks at the size of the log: it grows by a few megabytes in that time."""
-
-
-class LogKeeper:
-    """Keeps a write-ahead log small under constant reading, where there is never a moment in which nobody reads."""
-
-    def __init__(self, path: Path) -> None:
-        self._log = Path(f"{path}-wal")
-        self._next_attempt = 0.0
-
-    def look(self, connection: sqlite3.Connection) -> None:
-        """Empty the log if it is large; to be called by the writer after its work."""
-        now = time.monotonic()
-        if connection.in_transaction or now < self._next_attempt:
-            return
-        self._next_attempt = now + LOOK_SECONDS
-        with suppress(OSError, sqlite3.Error):  # the next attempt may do better
-            if excess := self._log.stat().st_size // LARGEST_WAL:
-                patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)
-                self._empty(connection, patience)
-                self._next_attempt = time.monotonic() + CHECKPOINT_SHARE * patience / 1000
-
-    def _empty(self, connection: sqlite3.Connection, patience: int) -> None:
-        connection.execute(f"PRAGMA busy_timeout = {patience}")
-        try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-
-
 class ConnectionThreads:
     """One or more threads, each with its connection, that take work from one queue in its order."""
 
     def __init__(
-        self, name: str, connections: Iterable[sqlite3.Connection], *, afterwards: Work[None] | None = None
+        self,
+        name: str,
+        connections: Iterable[sqlite3.Connection],
+        *,
+        afterwards: Work[None] | None = None,
+        can_wait: bool = False,
     ) -> None:
         """What is to be done `afterwards` is done whenever somebody has got an answer; it may not raise."""
         self._afterwards = afterwards
+        self._can_wait = can_wait
         self._loop = asyncio.get_running_loop()
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._threads = [
@@ -138,6 +106,8 @@ class ConnectionThreads:
             await asyncio.to_thread(thread.join)
 
     def _serve(self, connection: sqlite3.Connection) -> None:
+        if self._can_wait:
+            step_back()
         deadline, future = 0.0, None
 
         def unwanted() -> bool:

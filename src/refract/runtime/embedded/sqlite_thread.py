@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from refract.kernel.errors import Unavailable
+from refract.runtime.embedded.background import step_back
 from refract.runtime.embedded.sqlite_connections import connect
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class SqliteThread:
         return await request.answer
 
     def _work(self) -> None:
+        step_back()
         connection: sqlite3.Connection | None = None
         try:
             while (first := self._requests.get()) is not None:

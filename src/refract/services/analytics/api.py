@@ -1,10 +1,10 @@
-"""What others may know of analytics: where the service answers, and the milestones of a link."""
+"""What others may know of analytics: where the service answers, a link's milestones, and how often links were used."""
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from refract.kernel.events import LinkEvent
+from refract.kernel.events import LinkEvent, Moment
 
 NAME = "analytics"
 WIRE_NAME = "analytics-service"
@@ -21,3 +21,17 @@ class MilestoneReached(LinkEvent, frozen=True, kw_only=True, tag="milestone.reac
     user_email: str
     milestone: Count
     total_clicks: Count
+
+
+class LinkTotal(Struct, frozen=True, kw_only=True):
+    """All clicks of a link so far, and when the last of them was."""
+
+    short_code: str
+    total_clicks: Count
+    last_clicked_at: Moment
+
+
+class StatsTotals(LinkEvent, frozen=True, kw_only=True, tag="stats.totals"):
+    """Links were clicked: how often in all. Of two that name the same link, the higher total is the later one."""
+
+    totals: tuple[LinkTotal, ...]

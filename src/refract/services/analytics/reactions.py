@@ -1,9 +1,42 @@
-"""The queue of analytics: every click of every link."""
+"""The queues of analytics: every click of every link, and the life of every link."""
 
-from refract.kernel.events import LINK_EXCHANGE
+from refract.kernel.errors import PoisonMessage
+from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
 from refract.runtime.messages import Binding, Queue
-from refract.services.links.api import UrlClicked
+from refract.runtime.service import Reaction
+from refract.services.analytics.commands.following import follow_links
+from refract.services.analytics.commands.ingesting import Ingesting
+from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 
 CLICKS = Queue("analytics.clicks", (Binding(LINK_EXCHANGE, UrlClicked.routing_key()),))
 
-QUEUES = (CLICKS,)
+LINKS = Queue(
+    "analytics.links",
+    tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlCreated, UrlUpdated, UrlDeleted)),
+)
+
+QUEUES = (CLICKS, LINKS)
+
+
+class ClickDecoder(EventDecoder):
+    """Reads clicks, single or in an array; one that names no link is poison, and what it came with too."""
+
+    def __init__(self) -> None:
+        super().__init__(UrlClicked)
+
+    def decode(self, routing_key: str, body: bytes) -> list[Event]:
+        """The clicks in a body, at least one; raises PoisonMessage that says what is wrong."""
+        events = super().decode(routing_key, body)
+        if not all(isinstance(event, UrlClicked) and event.short_code for event in events):
+            raise PoisonMessage(f"{routing_key}: a click without a short_code")
+        return events
+
+
+def clicks(ingesting: Ingesting, readers: int) -> list[Reaction]:
+    """Counts every click once. Several readers share the queue: while one waits for the database another has work."""
+    return [Reaction(CLICKS, ClickDecoder(), ingesting.ingest) for _ in range(readers)]
+
+
+def link_changes() -> Reaction:
+    """Keeps what is known of each link: whose it is, and who may see its stats."""
+    return Reaction(LINKS, EventDecoder(UrlCreated, UrlUpdated, UrlDeleted), follow_links)

@@ -110,6 +110,7 @@ ROUTES: tuple[Route, ...] = (
     _route(GET, "/api/stats/{code}/breakdown", "analytics"),
     _route(GET, "/api/stats/{code}/visitors", "analytics"),
     _route(GET, "/api/stats/{code}/clicks", "analytics"),
+    _route(GET, "/api/stats/{code}/export", "analytics", streams=True),
     _route(GET, "/api/stats/{code}/live", "analytics", streams=True),
     _route(GET, "/api/stats/summary", "analytics"),
     # Identity. Signing in has neither limit nor breaker here: failures are counted by identity itself (decision 14).

@@ -10,7 +10,8 @@ class Services(Protocol):
     """The services behind the door."""
 
     async def forward(self, target: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a service answer. Raises UnknownUpstream or UpstreamFailed only while nothing of an answer was sent.
+        """Let a service answer. Raises UnknownUpstream, UpstreamFailed or, where the service is not to blame,
+        Overstretched: all of them only while nothing of an answer was sent.
 
         An answer that breaks off later is left unfinished, so that the server closes the client's connection: what
         was sent of it must not look whole.

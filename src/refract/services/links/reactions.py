@@ -1,4 +1,4 @@
-"""Changes as they come back from the bus: copies that outlived them, because somebody was away, are dropped again."""
+"""What links hears: changes as they come back from the bus, which drop copies that outlived them, and totals."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -7,14 +7,19 @@ from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.ports import Cache, EventBus, Transaction
 from refract.runtime.service import Reaction
+from refract.services.analytics.api import StatsTotals
 from refract.services.links.api import UrlDeleted, UrlUpdated
+from refract.services.links.commands.totalling import keep_totals
 
 INVALIDATIONS = Queue(
     "links.invalidations",
     tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlUpdated, UrlDeleted)),
 )
 
-QUEUES = (INVALIDATIONS,)
+# One message at a time: together they would be one long transaction, and clicks would wait for it.
+TOTALS = Queue("links.totals", (Binding(LINK_EXCHANGE, StatsTotals.routing_key()),), prefetch=1)
+
+QUEUES = (INVALIDATIONS, TOTALS)
 
 _decoder = EventDecoder(UrlUpdated, UrlDeleted)
 
@@ -28,6 +33,11 @@ def invalidations(cache: Cache) -> Reaction:
         await cache.ping()
 
     return Reaction(INVALIDATIONS, _decoder, drop)
+
+
+def totals() -> Reaction:
+    """Keeps how often links were clicked. No copy is dropped for it: none has a total in it."""
+    return Reaction(TOTALS, EventDecoder(StatsTotals), keep_totals)
 
 
 async def hear_changes(

@@ -22,7 +22,7 @@ from refract.services.links.http.routes import link_routes
 from refract.services.links.ports import SafetyCheck
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.views import LinkViews
-from refract.services.links.reactions import QUEUES, hear_changes, invalidations
+from refract.services.links.reactions import QUEUES, hear_changes, invalidations, totals
 from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
@@ -57,7 +57,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
         foundation,
         routes=[*_routes(foundation, settings, cache, limiter, lease, safety), redirect_route(redirects)],
         queues=QUEUES,
-        reactions=[invalidations(cache)],
+        reactions=[invalidations(cache), totals()],
         tasks=[
             Task("worker lease", lease.run, lease.release),
             Task("sweeper", sweeper.run, safety.close),

@@ -1,17 +1,36 @@
-"""The queues of notifications: what owners of links are told about, and the mails that other services ask for."""
+"""What notifications reads: what owners of links are told about, and the mails that other services ask for."""
 
-from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE
+from collections.abc import Sequence
+
+from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event
 from refract.runtime.messages import Binding, Queue
-from refract.services.analytics.api import MilestoneReached
-from refract.services.links.api import UrlCreated, UrlDeleted
+from refract.runtime.ports import Transaction
+from refract.runtime.service import Reaction
+from refract.services.notifications.commands.mailing import Mailing, mail_decoder
+from refract.services.notifications.commands.telling import Telling
+from refract.services.notifications.domain.notices import TOLD, NoticeDecoder, notice_of
 
 EVENTS = Queue(
     "notifications.events",
-    tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlCreated, UrlDeleted, MilestoneReached)),
+    tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in TOLD),
 )
 
 # The name that the specification has for it (002): the mail server's old queue, which had the legacy exchange, lacks
-# the ending. Declared before anybody reads it, so that no mail is lost.
+# the ending.
 MAILS = Queue("smtp_send_email_v2", (Binding(PLATFORM_EXCHANGE, "email.#"),))
 
 QUEUES = (EVENTS, MAILS)
+
+
+def link_events(telling: Telling) -> Reaction:
+    """Tells the owners of links what happened to them."""
+
+    async def tell(tx: Transaction, events: Sequence[Event]) -> None:
+        await telling.tell(tx, [notice_of(event) for event in events if isinstance(event, TOLD)])
+
+    return Reaction(EVENTS, NoticeDecoder(), tell)
+
+
+def mail_requests(mailing: Mailing) -> Reaction:
+    """Puts the mails of other services on their way."""
+    return Reaction(MAILS, mail_decoder(), mailing)

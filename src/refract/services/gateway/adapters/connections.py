@@ -1,6 +1,8 @@
 """HTTP/1.1 connections to one service, each for one exchange at a time, and the pool of those that wait."""
 
 import asyncio
+import errno
+import os
 import ssl
 from typing import cast
 from urllib.parse import urlsplit
@@ -8,6 +10,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from refract.services.gateway.adapters.exchanges import HIGH_WATER, ConnectionDied, Exchange, Trouble
+from refract.services.gateway.domain.headers import Overstretched
 
 KEEP_ALIVE = 30.0
 """Seconds that an idle connection is kept: well under the services' own 120, so that we rarely find one dead."""
@@ -17,6 +20,10 @@ HEAD_BYTES = 256 * 1024
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Of files, of memory, of ports."""
 
 
 class Connection(asyncio.Protocol):
@@ -215,10 +222,15 @@ class Pool:
         return None
 
     async def connect(self) -> Connection:
-        """A new connection."""
+        """A new connection; raises Overstretched where we have nothing left to make one of."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._connect_timeout):
-            _, connection = await loop.create_connection(lambda: Connection(self), *self._address, ssl=self._tls)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(lambda: Connection(self), *self._address, ssl=self._tls)
+        except OSError as error:
+            if error.errno in _SHORTAGES or _no_files_are_left():
+                raise Overstretched(f"no connection can be made: {error.strerror or error}") from error
+            raise
         return connection
 
     def put_back(self, connection: Connection) -> None:
@@ -257,3 +269,12 @@ class Pool:
             self._idle.remove(connection)
             connection.close()
         self._timer = loop.call_at(self._idle[0].idle_since + KEEP_ALIVE, self._prune) if self._idle else None
+
+
+def _no_files_are_left() -> bool:
+    """Who looks up a name without a file for it is told that there is no such name."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno in _SHORTAGES
+    return False

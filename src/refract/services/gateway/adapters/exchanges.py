@@ -5,7 +5,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from refract.kernel.errors import Invalid, RefractError
-from refract.runtime.edge import Message, Receive
+from refract.runtime.edge import Message, Receive, Scope
+from refract.runtime.exchange import ended_with
 from refract.services.gateway.domain.headers import Header
 
 HIGH_WATER = 64 * 1024
@@ -73,6 +74,7 @@ class Exchange:
 
     __slots__ = (
         "_receive",
+        "_scope",
         "_waiter",
         "_watcher",
         "deadline",
@@ -87,7 +89,8 @@ class Exchange:
         "whole",
     )
 
-    def __init__(self, receive: Receive, question: Question) -> None:
+    def __init__(self, scope: Scope, receive: Receive, question: Question) -> None:
+        self._scope = scope
         self._receive = receive
         self._waiter: asyncio.Future[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -129,9 +132,13 @@ class Exchange:
 
     def check(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
         """Called once in a while: most exchanges are over before that, and need neither a timer nor a task."""
-        if not self.status and now >= self.deadline:
-            self.fail(TimeoutError())
+        if not self.status:
+            if now >= self.deadline:
+                self.fail(TimeoutError())
+            elif ended_with(self._scope):
+                self.fail(ClientLeft())
         elif self.sent and self._watcher is None:
+            # An answer that is under way: our server says nothing more of its client, but to who waits for it.
             self._watcher = loop.create_task(self._watch())
 
     def upload(self, question: Question, write: Callable[[bytes], Awaitable[None]], patience: float) -> None:

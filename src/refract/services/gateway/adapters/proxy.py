@@ -12,7 +12,13 @@ from refract.runtime.environment import without_credentials
 from refract.runtime.exchange import can_be_written
 from refract.services.gateway.adapters.connections import Connection, Pool
 from refract.services.gateway.adapters.exchanges import ClientLeft, ConnectionDied, Exchange, Question, Trouble
-from refract.services.gateway.domain.headers import Header, UnknownUpstream, UpstreamFailed, answered_headers
+from refract.services.gateway.domain.headers import (
+    Header,
+    Overstretched,
+    UnknownUpstream,
+    UpstreamFailed,
+    answered_headers,
+)
 
 logger = logging.getLogger("refract.gateway.proxy")
 
@@ -51,7 +57,7 @@ class Proxy:
         if first["type"] == "http.disconnect":
             return
         question = Question(scope["method"], _target(pool, scope), pool.host, scope["headers"], first)
-        exchange = Exchange(receive, question)
+        exchange = Exchange(scope, receive, question)
         self._look_after(exchange)
         try:
             connection = await self._ask(pool, question, exchange)
@@ -65,6 +71,9 @@ class Proxy:
             reason = _reason(error)
             logger.error("proxy error", extra={"target": target, "reason": reason})  # noqa: TRY400 - no stack to show
             raise UpstreamFailed(reason) from error
+        except Overstretched as error:
+            logger.warning("a service cannot be asked", extra={"target": target, "reason": str(error)})
+            raise
         finally:
             self._under_way.discard(exchange)
             exchange.end()
@@ -87,7 +96,7 @@ class Proxy:
         pool = self._pool(target)
         where = _target(pool, {"raw_path": path.encode(), "query_string": urlencode(query).encode()})
         question = Question("GET", where, pool.host, (), {})
-        exchange = Exchange(_patient, question)
+        exchange = Exchange({}, _patient, question)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 connection = await self._ask(pool, question, exchange)
@@ -97,7 +106,7 @@ class Proxy:
                         pieces.append(await connection.take(exchange))
                 finally:
                     connection.let_go(exchange)
-        except (Trouble, OSError) as error:  # a TimeoutError is an OSError
+        except (Trouble, OSError, Overstretched) as error:  # a TimeoutError is an OSError
             raise UpstreamFailed(_reason(error)) from error
         if exchange.status != 200:
             raise UpstreamFailed(f"status {exchange.status}")
@@ -215,7 +224,7 @@ def _target(pool: Pool, scope: Scope) -> bytes:
 
 def _reason(error: Exception) -> str:
     """What kind of error it is, in words that hold nothing of the request: a query can hold secrets."""
-    if isinstance(error, Trouble):
+    if isinstance(error, Trouble | Overstretched):
         return str(error)
     kind = type(error).__name__
     return f"{kind}: {error.strerror}" if isinstance(error, OSError) and error.strerror else kind

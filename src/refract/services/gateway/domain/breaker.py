@@ -106,9 +106,16 @@ class Breaker:
         return True
 
     def undecided(self, ticket: int) -> None:
-        """Nobody will know, because the client went away: if this was the probe, the next request is one."""
+        """Nobody knows, because the client left or keeps us waiting: if this was the probe, the next request is."""
         if ticket == self._ticket:
             self._probing_since = None
+
+    def go_on(self, ticket: int) -> int | None:
+        """A ticket for a probe that was undecided for a while; None where another one has taken its place."""
+        if self._state is State.HALF_OPEN and ticket == self._ticket:
+            self._probing_since = self._clock.monotonic()
+            return ticket
+        return self.allow()
 
     def retry_after(self) -> float:
         """Seconds until a request may be let through."""

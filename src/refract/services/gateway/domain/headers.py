@@ -31,6 +31,20 @@ class UpstreamFailed(RefractError):
         return self.reason
 
 
+class Overstretched(RefractError):
+    """We lack what it takes to ask, such as a file descriptor. That says nothing about the service."""
+
+    kind: ClassVar[Kind] = Kind.UNAVAILABLE
+    message = "service unavailable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 # `Expect` is between the client and the server it speaks to, which has answered it before a body is read.
 _HOP_BY_HOP = frozenset(
     {

@@ -10,7 +10,7 @@ from refract.kernel.errors import Kind, NotFound, RefractError
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.web import STATUSES
-from refract.services.gateway.api import Match, WrongMethod, resolve
+from refract.services.gateway.api import Match, WrongMethod
 from refract.services.gateway.domain.callers import Asked, Caller
 from refract.services.gateway.domain.headers import Header, UnknownUpstream, forwarded_headers
 from refract.services.gateway.http.counting import Counting
@@ -18,6 +18,7 @@ from refract.services.gateway.http.guarding import Guard
 from refract.services.gateway.http.identifying import Callers, oddity
 from refract.services.gateway.http.places import Place, Places
 from refract.services.gateway.http.refusing import fields_of, refuse, status_of
+from refract.services.gateway.http.rows import find_row
 
 logger = logging.getLogger("refract.gateway")
 
@@ -41,7 +42,7 @@ class Dispatch:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        found = resolve(scope["method"], scope["raw_path"].decode("latin-1"))
+        found = find_row(scope["method"], scope["raw_path"].decode("latin-1"))
         if found is None:
             await refuse(send, STATUSES[Kind.NOT_FOUND], NotFound.message)
         elif isinstance(found, WrongMethod):
@@ -58,15 +59,18 @@ class Dispatch:
     async def _serve(self, match: Match, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
         route, checks = match.route, self._checks
         place = Place(checks.places, route)
-        place.take()
+        if asked.has_body:
+            place.look_for()
+        else:
+            place.take()
         try:
             caller = checks.callers.identify(route, scope["method"], asked)
             fields = await checks.counting.count(route, caller, scope["state"]["client_address"])
-            if asked.has_body:
-                receive = place.lent_to_wait(receive)
             send = _adding(fields, send)
             try:
-                await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receive, send)
+                receiving = await place.begun(receive) if asked.has_body else receive
+                if receiving is not None:
+                    await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receiving, send)
             except RefractError as error:
                 await _refuse(scope, asked, error, send)  # here, because this was counted, too
         finally:

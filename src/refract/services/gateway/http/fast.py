@@ -3,23 +3,22 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from email.utils import formatdate
-from functools import partial
 from http import HTTPStatus
 
 from refract.kernel.errors import RefractError, Unauthenticated
+from refract.kernel.ids import new_correlation_id, new_event_ids
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.correlation import accept_correlation_id
 from refract.runtime.exchange import error_body
 from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
 from refract.runtime.metrics import Metrics
 from refract.runtime.request_log import RequestLog
-from refract.services.gateway.api import WIRE_NAME, Match, Route, resolve
+from refract.services.gateway.api import WIRE_NAME, Match, Route
 from refract.services.gateway.domain.callers import NOBODY, Asked, Caller
-from refract.services.gateway.domain.headers import Header
 from refract.services.gateway.http.dispatch import Checks
 from refract.services.gateway.http.refusing import Busy, fields_of, status_of
+from refract.services.gateway.http.rows import find_row
 
 BUSY_PAUSE = 0.05
 """Seconds for which the answers are collected that say that there is no place."""
@@ -29,6 +28,10 @@ _TARGET = re.compile(rb"(/[A-Za-z0-9._~/-]*)(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?%-]
 _PROOFS = frozenset({b"authorization", b"cookie"})
 _DEMANDING = frozenset({"required", "administrator"})
 _READING = frozenset({b"GET", b"HEAD"})
+_LAST_FIELDS = b"\r\nx-content-type-options: nosniff\r\n\r\n"
+_BUSY = Busy()
+_BUSY_STATUS = status_of(_BUSY)
+_BUSY_BODY = error_body(_BUSY.message)
 _METHODS = _READING | {b"POST", b"PUT", b"PATCH", b"DELETE"}
 
 
@@ -50,8 +53,8 @@ class FastRefusals(FastPath):
         self._metrics = metrics
         self._redirects = redirects
         self._logs: dict[str, RequestLog] = {}
-        self._date = _Date()
-        self._later = _Later()
+        self._heads = _Heads()
+        self._later = _Later(self._heads)
         if redirects is not None:
             # Whatever repeats itself is theirs, as if we were not here.
             self.remember = redirects.remember  # type: ignore[method-assign]
@@ -63,26 +66,42 @@ class FastRefusals(FastPath):
             answer = self._redirects(method, target, headers, peer)
             if answer is not None:
                 return answer
-        plain = _TARGET.match(target)
-        if plain is None or method not in _METHODS:
+        found = _row_of(method, target)
+        if found is None:
             return None
-        match = resolve(method.decode("ascii"), plain[1].decode("ascii"))
-        if not isinstance(match, Match):
-            return None
+        route, path = found
+        if self._checks.places.are_spoken_for(route):
+            return self._later.hold(self._log_of(route), method, path, _offered_correlation_id(headers))
         begun = time.monotonic()
-        error = self._refusal(match.route, method, headers, peer)
+        error = self._refusal(route, method, headers, peer)
         if error is None:
-            self._checks.places.expect(match.route)
+            self._checks.places.expect(route)
             return None
-        correlation_id = _correlation_id(headers)
+        correlation_id = _offered_correlation_id(headers) or new_correlation_id().encode()
         status = status_of(error)
-        answer = self._answer(status, error, correlation_id, with_body=method != b"HEAD")
-        log = self._logs.get(match.route.path) or self._log_of(match.route)
-        if error is _BUSY:
-            return self._later.hold(answer, partial(log.completed, method, plain[1], status, begun, correlation_id))
+        log = self._log_of(route)
         if log.is_on:
-            log.completed(method, plain[1], status, begun, correlation_id)
-        return answer
+            log.completed(method, path, status, begun, correlation_id)
+        return b"".join(
+            (
+                self._heads.of(status, error),
+                b"x-correlation-id: ",
+                correlation_id,
+                _LAST_FIELDS,
+                error_body(error.message) if method != b"HEAD" else b"",
+            )
+        )
+
+    def remember(self, headers: Headers, peer: str) -> object | None:  # noqa: ARG002  # whoever it is
+        """Nothing but that the fields bring no id of their own: where there is no place, nobody looks at the rest."""
+        return None if any(name == b"x-correlation-id" for name, _ in headers) else True
+
+    def answer_again(self, target: bytes, remembered: object) -> bytes | HeldAnswer | None:  # noqa: ARG002
+        """Refuse a GET for which there is no place, before it is parsed."""
+        found = _row_of(b"GET", target)
+        if found is None or not self._checks.places.are_spoken_for(found[0]):
+            return None
+        return self._later.hold(self._log_of(found[0]), b"GET", found[1], b"")
 
     def flush(self) -> None:
         """Count and log what was refused lately: at the end nobody else does."""
@@ -91,8 +110,6 @@ class FastRefusals(FastPath):
 
     def _refusal(self, route: Route, method: bytes, headers: Headers, peer: str) -> RefractError | None:
         """In the order of the application; where something cannot be told from here, what comes after it cannot."""
-        if self._checks.places.are_spoken_for(route):
-            return _BUSY
         if route.own_origin:
             return None
         if route.token != "none" and any(name in _PROOFS for name, _ in headers):  # noqa: S105  # a word of the table
@@ -121,64 +138,87 @@ class FastRefusals(FastPath):
         return self._addresses.find(peer, [value for name, value in headers if name == b"x-forwarded-for"])
 
     def _log_of(self, route: Route) -> RequestLog:
-        log = self._logs[route.path] = RequestLog(WIRE_NAME, metrics=self._metrics, route=route.path)
+        log = self._logs.get(route.path)
+        if log is None:
+            log = self._logs[route.path] = RequestLog(WIRE_NAME, metrics=self._metrics, route=route.path)
         return log
 
-    def _answer(self, status: int, error: RefractError, correlation_id: bytes, *, with_body: bool) -> bytes:
-        body = error_body(error.message)
-        head = b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
-            status,
-            _PHRASES[status],
-            self._date.now(),
-            len(body),
-        )
-        more = b"".join(b"%b: %b\r\n" % field for field in fields_of(error))
-        ours = b"x-correlation-id: %b\r\nx-content-type-options: nosniff\r\n\r\n" % correlation_id
-        return b"".join((head, more, ours, body if with_body else b""))
+
+class _TurnedAway(HeldAnswer, kw_only=True, eq=False, gc=False):
+    """A refusal that waits a little."""
+
+    path: bytes
+    begun: float
+    correlation_id: bytes
+    status: int = _BUSY_STATUS
 
 
 class _Later:
-    """Answers that wait a little. Who is told at once that there is no place asks again at once, and takes the time of
-    those who have one."""
+    """Refusals for want of a place. Who is told so at once asks again at once, and takes the time of those who have
+    one. They are answered together, which takes half the time of answering each."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[HeldAnswer, bytes, Callable[[], None]]] = []
+    def __init__(self, heads: "_Heads") -> None:
+        self._heads = heads
+        self._waiting: dict[tuple[RequestLog, bytes], list[_TurnedAway]] = {}
 
-    def hold(self, answer: bytes, completed: Callable[[], None]) -> HeldAnswer:
-        """An answer for the next moment at which some leave."""
+    def hold(self, log: RequestLog, method: bytes, path: bytes, correlation_id: bytes) -> HeldAnswer:
+        """An answer for the next moment at which some leave; without an id it is given one."""
         if not self._waiting:
             asyncio.get_running_loop().call_later(BUSY_PAUSE, self._release)
-        held = HeldAnswer()
-        self._waiting.append((held, answer, completed))
+        held = _TurnedAway(path=path, begun=time.monotonic(), correlation_id=correlation_id)
+        self._waiting.setdefault((log, method), []).append(held)
         return held
 
     def _release(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for held, answer, completed in waiting:
-            held.release(answer)
-            completed()
+        waiting, self._waiting = self._waiting, {}
+        head = self._heads.of(_BUSY_STATUS, _BUSY) + b"x-correlation-id: "
+        for (log, method), together in waiting.items():
+            rest = _LAST_FIELDS if method == b"HEAD" else _LAST_FIELDS + _BUSY_BODY
+            for held, new_id in zip(together, new_event_ids(len(together)), strict=True):
+                held.correlation_id = held.correlation_id or new_id
+                held.release(b"".join((head, held.correlation_id, rest)))
+            if log.is_on:
+                log.completed_together(method, _BUSY_STATUS, together)
 
 
-class _Date:
-    """The value of the Date field, made once a second."""
+class _Heads:
+    """The beginnings of answers; the date in them is made once a second."""
 
     def __init__(self) -> None:
         self._second = 0
-        self._text = b""
+        self._date = b""
 
-    def now(self) -> bytes:
+    def of(self, status: int, error: RefractError) -> bytes:
+        """All fields but the last ones, which differ from one answer to the next."""
         second = int(time.time())
         if second != self._second:
             self._second = second
-            self._text = formatdate(second, usegmt=True).encode()
-        return self._text
+            self._date = formatdate(second, usegmt=True).encode()
+        head = b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status,
+            _PHRASES[status],
+            self._date,
+            len(error_body(error.message)),
+        )
+        return head + b"".join(b"%b: %b\r\n" % field for field in fields_of(error))
 
 
-_BUSY = Busy()
+def _row_of(method: bytes, target: bytes) -> tuple[Route, bytes] | None:
+    """The row of a request, and its path as it is logged; None where the application has to look more closely."""
+    plain = _TARGET.match(target)
+    if plain is None or method not in _METHODS:
+        return None
+    match = find_row(method.decode("ascii"), plain[1].decode("ascii"))
+    return (match.route, plain[1]) if isinstance(match, Match) else None
+
+
 _STRANGER = Unauthenticated()
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-def _correlation_id(headers: list[Header]) -> bytes:
-    offered = next((value for name, value in headers if name == b"x-correlation-id"), None)
-    return accept_correlation_id(None if offered is None else offered.decode("latin-1")).encode()
+def _offered_correlation_id(headers: Headers) -> bytes:
+    """The id that a request brings; empty where it brings none."""
+    for name, value in headers:
+        if name == b"x-correlation-id":
+            return accept_correlation_id(value.decode("latin-1")).encode()
+    return b""

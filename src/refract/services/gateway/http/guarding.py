@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from functools import partial
 from typing import Literal
 
 from prometheus_client import Counter, Gauge
@@ -18,6 +17,7 @@ from refract.services.gateway.domain.headers import Header, UpstreamFailed
 from refract.services.gateway.ports import Services
 
 logger = logging.getLogger("refract.gateway.breaker")
+_answers = logging.getLogger("refract.gateway")
 
 Result = Literal["success", "failure", "undecided", "late"]
 """How a request went. `late` is what came to an end after the state in which it began, and does not count."""
@@ -68,6 +68,17 @@ class Circuit:
             raise self._refuse()
         return ticket
 
+    def lend(self, ticket: int) -> None:
+        """Let others go first while a probe's client keeps us waiting."""
+        self._breaker.undecided(ticket)
+
+    def go_on(self, ticket: int) -> int:
+        """The ticket of a probe whose client has sent something; raises CircuitOpen where another one is the probe."""
+        renewed = self._breaker.go_on(ticket)
+        if renewed is None:
+            raise self._refuse()
+        return renewed
+
     def refusal(self) -> CircuitOpen | None:
         """The error that `enter` would raise now, counted as one; otherwise nothing happens."""
         return self._refuse() if self._breaker.retry_after() > 0 else None
@@ -102,19 +113,19 @@ class Guard:
 
     async def forward(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the row's target answer. Raises what `Services.forward` raises, and CircuitOpen."""
-        circuit = self._circuit(route)
-        if circuit is None:
-            await self._services.forward(route.target, scope, receive, send)
-            return
-        witness = _Witness(partial(circuit.settle, circuit.enter()), receive, send)
+        witness = _Witness(self._circuit(route), receive, send)
         try:
             await self._services.forward(route.target, scope, witness.receive, witness.send)
         except UpstreamFailed:
             witness.settle("failure")
             raise
         except BaseException:
-            witness.settle("undecided")  # the client's fault, or we are stopping
+            witness.settle("undecided")  # the client's fault, or our own
             raise
+        finally:
+            if witness.trouble:
+                # Here, and not where the answer passes: in one process that is in the target's name.
+                _answers.warning("downstream error", extra={"target": route.target, "status": witness.trouble})
         witness.conclude(scope)
 
     def refusal(self, route: Route) -> CircuitOpen | None:
@@ -132,21 +143,32 @@ class Guard:
 
 
 class _Witness:
-    """Sees one request and its answer pass, and says once how it went."""
+    """Sees one request and its answer pass, and says once how it went, to the target's breaker if it has one."""
 
-    __slots__ = ("_answered", "_client_left", "_receive", "_send", "_settle")
+    __slots__ = ("_answered", "_circuit", "_client_left", "_receive", "_send", "_ticket", "_waits", "trouble")
 
-    def __init__(self, settle: "partial[None]", receive: Receive, send: Send) -> None:
-        self._settle: partial[None] | None = settle
+    def __init__(self, circuit: Circuit | None, receive: Receive, send: Send) -> None:
+        """Raises CircuitOpen."""
+        self._ticket = 0 if circuit is None else circuit.enter()
+        self._circuit = circuit
+        # The slot of a probe is for whoever has said everything. Who withholds a body would keep everybody out.
+        self._waits = circuit is not None and circuit.state is State.HALF_OPEN
         self._receive = receive
         self._send = send
         self._answered = False
         self._client_left = False
+        self.trouble = 0
+        """The status with which the target said that it is in trouble, if it did."""
 
     async def receive(self) -> Message:
         """The client's next message."""
+        if self._waits and self._circuit is not None:
+            self._circuit.lend(self._ticket)
         try:
             message: Message = await self._receive()
+            if self._waits and self._circuit is not None and message["type"] == "http.request":
+                self._ticket = self._circuit.go_on(self._ticket)
+                self._waits = bool(message.get("more_body", False))
         except RefractError:
             self._client_left = True  # what it sends is refused, and whatever comes of that is not the target's fault
             raise
@@ -159,7 +181,7 @@ class _Witness:
         if message["type"] == "http.response.start":
             self._answered = True
             if message["status"] >= 500:
-                self.settle("failure")
+                self._fail(message["status"])
             elif _is_stream(message["headers"]):
                 self.settle("success")  # it may last for hours
         elif not message.get("more_body", False):
@@ -168,13 +190,14 @@ class _Witness:
 
     def settle(self, result: Result) -> None:
         """Hand in the result, if that was not done yet."""
-        if self._settle is not None:
-            self._settle(result)
-            self._settle = None
+        if self._circuit is not None:
+            self._circuit.settle(self._ticket, result)
+            self._circuit = None
+            self._waits = False
 
     def conclude(self, scope: Scope) -> None:
         """It is over: judge an answer that did not come, or not whole."""
-        if self._settle is None:
+        if self._circuit is None:
             return
         if self._answered:
             # The client lost interest in an answer that was good so far, or the target broke it off.
@@ -183,6 +206,14 @@ class _Witness:
             self.settle("failure")  # our server ran out of patience
         else:
             self.settle("undecided")
+
+    def _fail(self, status: int) -> None:
+        """The target answers with a 5xx: if it was us who refused the rest of the request, it only passes that on."""
+        if self._client_left:
+            self.settle("undecided")
+        else:
+            self.trouble = status
+            self.settle("failure")
 
 
 def _is_stream(headers: Iterable[Header]) -> bool:

@@ -1,9 +1,8 @@
 """How many requests are with each target at once: beyond that, another one is better refused than queued."""
 
 import asyncio
-from typing import Any
 
-from refract.runtime.edge import Receive
+from refract.runtime.edge import Message, Receive
 from refract.services.gateway.api import Route
 from refract.services.gateway.http.refusing import Busy
 
@@ -20,7 +19,7 @@ class Places:
         self._expected: dict[str, int] = {}
         """Let through by the parser in this turn of the event loop: they take their places in the next."""
         self._half_sent: dict[str, int] = {}
-        """Of so many a target has the beginning, and waits as we do for a client to send the rest."""
+        """Of so many the beginning is here, and perhaps with the target, and the rest is up to the client."""
 
     def is_full(self, route: Route) -> bool:
         """Whether there is no place for another request of this row."""
@@ -50,65 +49,80 @@ class Places:
         if not route.streams:
             self._taken[route.target] -= 1
 
-    def begin_waiting(self, route: Route) -> None:
-        """The rest of a request is waited for. As many may be as there are places, beside these; raises Busy."""
-        waiting = self._half_sent.get(route.target, 0)
-        if waiting >= self._capacity:
+    def begin_half(self, route: Route) -> None:
+        """A part of a request is here. As many may be in the middle as there are places, beside these; raises Busy."""
+        half_sent = self._half_sent.get(route.target, 0)
+        if half_sent >= self._capacity:
             raise Busy
-        self._half_sent[route.target] = waiting + 1
+        self._half_sent[route.target] = half_sent + 1
 
-    def stop_waiting(self, route: Route) -> None:
-        """A part of it has come, or none will."""
+    def end_half(self, route: Route) -> None:
+        """The rest of it has come, or none will."""
         self._half_sent[route.target] -= 1
 
 
 class Place:
-    """The place of one request. It is lent while the client keeps us waiting: to withhold a body must cost nobody."""
+    """The place of one request. A body comes when its client likes: only who has said everything takes a place."""
 
-    __slots__ = ("_is_over", "_is_taken", "_places", "_route")
+    __slots__ = ("_is_half_sent", "_is_over", "_is_taken", "_places", "_route")
 
     def __init__(self, places: Places, route: Route) -> None:
         self._places = places
         self._route = route
-        self._is_taken = self._is_over = False
+        self._is_taken = self._is_half_sent = self._is_over = False
 
-    def take(self) -> None:
-        """Begin, or go on; raises Busy."""
+    def look_for(self) -> None:
+        """Raise Busy where there is none: who would be refused later may as well be refused now."""
         if self._places.is_full(self._route):
             raise Busy
+
+    def take(self) -> None:
+        """Begin; raises Busy."""
+        self.look_for()
         self._places.take(self._route)
         self._is_taken = True
 
     def leave(self) -> None:
         """It is over. Whoever still reads the body of the request takes no place for it any more."""
         self._is_over = True
-        self._lend()
+        self._end_half()
+        if self._is_taken:
+            self._is_taken = False
+            self._places.give_back(self._route)
 
-    def lent_to_wait(self, receive: Receive) -> Receive:
-        """Receive a request with a body. When a part of it comes and there is no place any more, this raises Busy."""
-        begun = whole = False
+    async def begun(self, receive: Receive) -> Receive | None:
+        """Wait for the first piece of a body; from then on it is received here. None: the client has gone.
 
-        async def receive_next() -> Any:
-            nonlocal begun, whole
-            if whole:
-                return await receive()  # until the client goes away, while the target is at work
-            self._lend()
-            message = await (self._rest(receive) if begun else receive())
-            begun, whole = True, not message.get("more_body", False)
-            if message["type"] == "http.request" and not self._is_over:
-                self.take()
+        Nobody else waits with us. The place is taken with the last piece, and where there is none, that raises Busy.
+        """
+        first: Message = await receive()
+        if first["type"] == "http.disconnect":
+            return None
+        whole, here = self._note(first), [first]
+
+        async def receive_next() -> Message:
+            nonlocal whole
+            if here:
+                return here.pop()
+            message: Message = await receive()
+            if not whole and not self._is_over and message["type"] == "http.request":
+                whole = self._note(message)
             return message
 
         return receive_next
 
-    async def _rest(self, receive: Receive) -> Any:
-        self._places.begin_waiting(self._route)
-        try:
-            return await receive()
-        finally:
-            self._places.stop_waiting(self._route)
+    def _note(self, piece: Message) -> bool:
+        """One more piece of the body is here: whether it was the last."""
+        if piece.get("more_body", False):
+            if not self._is_half_sent:
+                self._places.begin_half(self._route)
+                self._is_half_sent = True
+            return False
+        self._end_half()
+        self.take()
+        return True
 
-    def _lend(self) -> None:
-        if self._is_taken:
-            self._is_taken = False
-            self._places.give_back(self._route)
+    def _end_half(self) -> None:
+        if self._is_half_sent:
+            self._is_half_sent = False
+            self._places.end_half(self._route)

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 
 from refract.kernel.clock import Clock
 from refract.kernel.events import LEGACY_MAIL_EXCHANGE
-from refract.runtime.client_address import address_hash
+from refract.runtime.client_address import address_hash, client_of
 from refract.runtime.correlation import current_correlation_id
 from refract.runtime.messages import Message
 from refract.runtime.ports import RateLimiter, Transaction
 from refract.runtime.statements import Statement
 from refract.runtime.windows import Policy, Verdict
-from refract.services.identity.domain.clients import client_of
 from refract.services.identity.domain.mails import MailEvent, legacy_body, mail_event
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose, token_hash
 

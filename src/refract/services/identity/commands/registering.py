@@ -3,13 +3,13 @@
 import logging
 
 from refract.kernel.clock import Clock
+from refract.runtime.client_address import client_of
 from refract.runtime.ports import Database
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.mailing import MailLimits, Mails
 from refract.services.identity.commands.turns import Turns
 from refract.services.identity.commands.verifying import ask_for_verification
 from refract.services.identity.domain.accounts import EmailTaken, User, checked_email
-from refract.services.identity.domain.clients import client_of
 from refract.services.identity.domain.passwords import check_password
 from refract.services.identity.settings import Policy
 from refract.services.identity.store import Users, find_by_email

@@ -2,13 +2,13 @@
 
 import logging
 
+from refract.runtime.client_address import client_of
 from refract.runtime.ports import Database
 from refract.runtime.tokens import Signed, TokenSigner
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.throttling import Throttle
 from refract.services.identity.commands.turns import Turns
 from refract.services.identity.domain.accounts import EmailNotVerified, InvalidCredentials, User, normalized_email
-from refract.services.identity.domain.clients import client_of
 from refract.services.identity.store import find_by_email
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from refract.kernel.errors import Limited
-from refract.runtime.client_address import address_hash
+from refract.runtime.client_address import address_hash, client_of
 from refract.runtime.ports import RateLimiter
 from refract.runtime.windows import Policy
-from refract.services.identity.domain.clients import client_of
 
 WINDOW = 15 * 60.0
 

@@ -98,7 +98,7 @@ class FastRedirect(FastPath):
         held = HeldRedirect(log=self._log, method=method, path=path, begun=begun)
         limits = b""
         if self._admission is not None:
-            admitted, limits = self._admission(visitor.ip_hash)
+            admitted, limits = self._admission(visitor.counted)
             if not admitted:
                 self._fail(held, _LIMITED, fields, limits)
                 return held
@@ -144,7 +144,7 @@ class FastRedirect(FastPath):
         fields = {b"accept": guest.accept}
         limits = b""
         if self._admission is not None:
-            admitted, limits = self._admission(guest.visitor.ip_hash)
+            admitted, limits = self._admission(guest.visitor.counted)
             if not admitted:
                 self._fail(held, _LIMITED, fields, limits)
                 return held

@@ -131,28 +131,28 @@ class Gathering:
 
     def _admitted(self, admission: Admission, visits: list[Visit]) -> list[Visit]:
         """Those who are within their limits, each with what is left of it; the others are refused."""
-        hashes = [visit.guest.visitor.ip_hash for visit in visits if visit.guest is not None]
+        clients = [visit.guest.visitor.counted for visit in visits if visit.guest is not None]
         left = {}
-        for ip_hash, count in Counter(hashes).items():
-            remaining = admission.all_of(ip_hash, count)
+        for client, count in Counter(clients).items():
+            remaining = admission.all_of(client, count)
             if remaining is not None:
-                left[ip_hash] = remaining + count
+                left[client] = remaining + count
         admitted: list[Visit] = []
-        for visit, ip_hash in zip(visits, hashes, strict=True):
-            if ip_hash in left:
-                left[ip_hash] = visit.remaining = left[ip_hash] - 1
-            elif not self._is_admitted(admission, visit, ip_hash):
+        for visit, client in zip(visits, clients, strict=True):
+            if client in left:
+                left[client] = visit.remaining = left[client] - 1
+            elif not self._is_admitted(admission, visit, client):
                 continue
             admitted.append(visit)
         return admitted
 
-    def _is_admitted(self, admission: Admission, visit: Visit, ip_hash: str) -> bool:
+    def _is_admitted(self, admission: Admission, visit: Visit, client: str) -> bool:
         """One of those who are not all admitted."""
-        remaining = admission.all_of(ip_hash, 1)
+        remaining = admission.all_of(client, 1)
         if remaining is not None:
             visit.remaining = remaining
             return True
-        welcome, said = admission(ip_hash)
+        welcome, said = admission(client)
         if not welcome:
             self._refuse(visit, _LIMITED, said)
         return welcome

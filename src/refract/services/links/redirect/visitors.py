@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from refract.runtime.client_address import address_hash
+from refract.runtime.client_address import address_hash, client_of
 
 CAPACITY = 65_536
 
@@ -12,12 +12,16 @@ _IPV6_KEPT = ((1 << 48) - 1) << 80
 
 
 class Visitor:
-    """What a click says of an address. `fragment` is both fields as they stand in the click's JSON."""
+    """What a click says of an address. `fragment` is both fields as they stand in the click's JSON.
 
-    __slots__ = ("anonymized", "fragment", "ip_hash")
+    `counted` is the hash by which limits know them: that of a whole network, where its owner has addresses to waste.
+    """
 
-    def __init__(self, ip_hash: str, anonymized: str) -> None:
+    __slots__ = ("anonymized", "counted", "fragment", "ip_hash")
+
+    def __init__(self, ip_hash: str, anonymized: str, counted: str) -> None:
         self.ip_hash = ip_hash
+        self.counted = counted
         self.anonymized = anonymized
         # Neither has a character that JSON would escape.
         self.fragment = f'"ip_hash":"{ip_hash}","ip_anonymized":"{anonymized}"'.encode()
@@ -37,7 +41,9 @@ class Visitors:
         return self._known.get(address) or self._meet(address)
 
     def _meet(self, address: str) -> Visitor:
-        visitor = Visitor(address_hash(address, self._salt), anonymized(address))
+        ip_hash, client = address_hash(address, self._salt), client_of(address)
+        counted = ip_hash if client == address else address_hash(client, self._salt)
+        visitor = Visitor(ip_hash, anonymized(address), counted)
         if len(self._known) >= self._capacity:
             self._known.popitem(last=False)
         self._known[address] = visitor

@@ -1,0 +1,100 @@
+"""The write-ahead log of a SQLite file: moved into the file beside the writer's work, and kept small."""
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+from refract.runtime.embedded.background import step_back
+
+LARGEST_LOG = 64 * 1024 * 1024
+"""Bytes of the log over which the writer empties it, which SQLite alone does only when nobody reads."""
+
+BUSY_MILLISECONDS = 5_000
+CHECKPOINT_MILLISECONDS = 250
+"""How long the writer waits for readers to finish, so that it can; as many times as the log is too large."""
+
+CHECKPOINT_SHARE = 8
+"""After an attempt the next one waits so many times as long: those that write lose a ninth of their time at most."""
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the log: it grows by a few megabytes in that time."""
+
+WORTH_MOVING = 64
+"""Pieces of work after which the log is moved. SQLite's own rule makes whoever commits the thousandth page do it."""
+
+LONG_LOG = 4096
+"""Frames over which the log begins anew, once nearly all of it was moved: what is left costs the writer little."""
+
+
+class LogKeeper:
+    """Keeps a log small without holding up its writer, also under constant reading, when it is never unused.
+
+    Moving a log's pages takes milliseconds of processor and disk. A thread of its own does it, at a low priority,
+    while the writer goes on; then only the last few are left to the writer, who alone can let the log begin anew.
+    """
+
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
+        self._path = path
+        self._connect = connect
+        self._log = Path(f"{path}-wal")
+        self._next_look = 0.0
+        self._works = 0
+        self._due: SimpleQueue[float | None] = SimpleQueue()
+        self._nearly_moved = False
+        self._thread = Thread(target=self._keep, name=f"{path.stem}-log", daemon=True)
+
+    def take_over(self, writer: sqlite3.Connection) -> None:
+        """From now on the log is moved by this keeper, and no longer by whoever commits."""
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        self._thread.start()
+
+    def look(self, connection: sqlite3.Connection) -> None:
+        """Have the log moved if it is worth it; to be called by the writer after its work."""
+        self._works += 1
+        now = time.monotonic()
+        if now < self._next_look or connection.in_transaction:
+            return
+        self._next_look = now + LOOK_SECONDS
+        with suppress(OSError, sqlite3.Error):  # the next attempt may do better
+            if excess := self._log.stat().st_size // LARGEST_LOG:
+                patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)
+                self._empty(connection, patience)
+                self._next_look = time.monotonic() + CHECKPOINT_SHARE * patience / 1000
+            elif self._nearly_moved:
+                self._nearly_moved = False
+                _move(connection)
+        if self._works >= WORTH_MOVING:
+            self._works = 0
+            self._due.put(now)
+
+    def stop(self) -> None:
+        """End the thread; to be called before the writer closes its connection, which moves the rest."""
+        self._due.put(None)
+        self._thread.join()
+
+    def _keep(self) -> None:
+        step_back()
+        connection: sqlite3.Connection | None = None
+        while self._due.get() is not None:
+            with suppress(sqlite3.Error):  # the writer is the net: it empties what has grown too large
+                connection = connection or self._connect(self._path)
+                self._nearly_moved = _move(connection) > LONG_LOG
+        if connection is not None:
+            connection.close()
+
+    def _empty(self, connection: sqlite3.Connection, patience: int) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {patience}")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+
+
+def _move(connection: sqlite3.Connection) -> int:
+    """Move what can be moved without waiting for anybody; returns how many frames the log has."""
+    [(_, frames, _moved)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    return int(frames)

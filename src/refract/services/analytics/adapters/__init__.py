@@ -1,0 +1,1 @@
+"""What analytics needs from outside, implemented: agents, geography, enrichment."""

@@ -1,0 +1,1 @@
+"""What analytics does to its own rows."""

@@ -1,0 +1,1 @@
+"""Clicks and what they add up to: pure, without an engine."""

@@ -1,0 +1,101 @@
+"""How often each value of a dimension was seen, by people and by bots."""
+
+from collections.abc import Iterable, Mapping
+from heapq import nlargest
+from typing import Self
+
+import msgspec
+
+OTHER = "(other)"
+"""Stands for all values for which there was no room."""
+
+MOST_IN_HOUR = 2_000
+MOST_IN_LONGER = 5_000
+"""How many values a row keeps of people, and as many of bots."""
+
+_decoder = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int]])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Tally:
+    """Counts by value, which grow as clicks come and as tallies are put together."""
+
+    __slots__ = ("bots", "people")
+
+    def __init__(self, people: dict[str, int] | None = None, bots: dict[str, int] | None = None) -> None:
+        self.people = {} if people is None else people
+        self.bots = {} if bots is None else bots
+
+    @classmethod
+    def decode(cls, stored: bytes | None) -> Self:
+        """A tally as it was stored; None is an empty one. What is none is a ValueError."""
+        if stored is None:
+            return cls()
+        try:
+            return cls(*_decoder.decode(stored))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a tally: {error}") from error
+
+    def encode(self) -> bytes | None:
+        """The form to store; None for an empty one."""
+        return _encode((self.people, self.bots)) if self.people or self.bots else None
+
+    def merge(self, other: "Tally") -> None:
+        """Add the counts of another."""
+        add_counts(self.people, other.people)
+        add_counts(self.bots, other.bots)
+
+    def cap(self, most: int) -> None:
+        """Keep the most frequent values; the rest becomes OTHER, so that the sum stays what it is."""
+        self.people = _capped(self.people, most)
+        self.bots = _capped(self.bots, most)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether there were more values than room."""
+        return OTHER in self.people or OTHER in self.bots
+
+
+def tally_with(of_people: Iterable[str], of_bots: Iterable[str], most: int, stored: bytes | None) -> bytes | None:
+    """A stored tally with the values of more clicks in it; None where it stays as it is. A value may be unknown: ""."""
+    seen, by_bots = list(filter(None, of_people)), list(filter(None, of_bots))
+    if not seen and not by_bots:
+        return None
+    # Not by way of a Tally: a batch of clicks comes through here some ten thousand times.
+    people, bots = _decoder.decode(stored) if stored is not None else ({}, {})
+    for counts, values in ((people, seen), (bots, by_bots)):
+        for value in values:
+            counts[value] = counts.get(value, 0) + 1
+    if len(people) > most or len(bots) > most:
+        people, bots = _capped(people, most), _capped(bots, most)
+    return _encode((people, bots))
+
+
+def merge_tallies(stored: Iterable[bytes | None]) -> Tally:
+    """One tally of all these, without a limit: `cap` it to store it."""
+    merged = Tally()
+    for one in stored:
+        if one is not None:
+            merged.merge(Tally.decode(one))
+    return merged
+
+
+def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts to counts."""
+    if not counts:
+        counts.update(more)
+        return
+    get = counts.get
+    for value, count in more.items():
+        counts[value] = get(value, 0) + count
+
+
+def _capped(counts: dict[str, int], most: int) -> dict[str, int]:
+    # The collective name is one of the values, and has its place for good.
+    if len(counts) <= most:
+        return counts
+    rest = counts.pop(OTHER, 0)
+    kept = dict(nlargest(most - 1, counts.items(), key=lambda item: item[1]))
+    rest += sum(counts.values()) - sum(kept.values())
+    kept[OTHER] = rest
+    return kept

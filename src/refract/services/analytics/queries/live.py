@@ -1,0 +1,111 @@
+"""Watches links for whoever wants to see clicks come in: one statement for all of them, twice a second."""
+
+import asyncio
+import logging
+
+from refract.kernel.errors import RefractError
+from refract.runtime.ports import Database
+from refract.services.analytics.queries.statements import WATCH
+from refract.services.analytics.queries.views import LiveView
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.5
+"""Seconds between two looks: with the time that a look takes, a click is seen within a second of its commit."""
+
+
+class Viewer:
+    """Somebody who watches one link. Whoever is slow misses what was in between, and sees what is."""
+
+    def __init__(self, short_code: str, seen: LiveView) -> None:
+        self.short_code = short_code
+        self._view = seen
+        self._news = asyncio.Event()
+        self._news.set()  # the first thing to be shown is what there is already
+        self.is_over = False
+
+    def show(self, view: LiveView) -> None:
+        """Give it what there is now, if that is something else."""
+        if view != self._view:
+            self._view = view
+            self._news.set()
+
+    def end(self) -> None:
+        """There will be nothing more."""
+        self.is_over = True
+        self._news.set()
+
+    async def next(self, timeout: float) -> LiveView | None:
+        """What there is, once it is new; None after so many seconds without news, or when it is over."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+        except TimeoutError:
+            return None
+        self._news.clear()
+        return None if self.is_over else self._view
+
+
+class LiveWatch:
+    """All viewers of this process."""
+
+    def __init__(self, database: Database, *, pause: float = PAUSE) -> None:
+        self._database = database
+        self._pause = pause
+        self._viewers: set[Viewer] = set()
+        self._wanted = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def viewers(self) -> int:
+        """How many watch."""
+        return len(self._viewers)
+
+    def enter(self, seen: LiveView) -> Viewer:
+        """Watch a link, from what is known of it already."""
+        viewer = Viewer(seen.short_code, seen)
+        if self._is_over:
+            viewer.end()
+        self._viewers.add(viewer)
+        self._wanted.set()
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Watch no more."""
+        self._viewers.discard(viewer)
+        if not self._viewers:
+            self._wanted.clear()
+
+    async def run(self) -> None:
+        """Look, for as long as anybody does."""
+        while True:
+            await self._wanted.wait()
+            try:
+                await self._look()
+            except RefractError as error:
+                # Viewers still hear that we are there, and see what they missed when the database is back.
+                log.warning("watched links were not read: %s", error)
+            await asyncio.sleep(self._pause)
+
+    async def end(self) -> None:
+        """Send everybody home."""
+        self._is_over = True
+        for viewer in self._viewers:
+            viewer.end()
+
+    async def _look(self) -> None:
+        codes = sorted({viewer.short_code for viewer in self._viewers})
+        rows = await self._database.fetch(WATCH, short_codes=codes)
+        views = {
+            row["short_code"]: LiveView(
+                short_code=row["short_code"],
+                total_clicks=row["clicks"],
+                bot_clicks=row["bot_clicks"],
+                last_clicked_at=row["last_clicked_at"],
+            )
+            for row in rows
+        }
+        for viewer in tuple(self._viewers):
+            view = views.get(viewer.short_code)
+            if view is not None:
+                viewer.show(view)

@@ -1,0 +1,119 @@
+"""What only the owner of a link may read of its numbers: series, breakdowns and visitors over any range."""
+
+import logging
+from collections.abc import Sequence
+from heapq import nsmallest
+
+from refract.kernel.errors import Forbidden
+from refract.services.analytics.domain.calendars import Period, Range
+from refract.services.analytics.domain.tallies import OTHER, add_counts
+from refract.services.analytics.queries.merging import Merging
+from refract.services.analytics.queries.ranges import RangeRequest
+from refract.services.analytics.queries.reading import KnownLink, Reader
+from refract.services.analytics.queries.views import (
+    BreakdownView,
+    Point,
+    SeriesView,
+    Share,
+    VisitorsPoint,
+    VisitorsView,
+)
+
+log = logging.getLogger(__name__)
+
+
+async def find_own(reader: Reader, user_id: str, short_code: str) -> KnownLink:
+    """A link of this user; NotFound, or Forbidden where it is another's."""
+    link = await reader.find(short_code)
+    try:
+        link.visibility.check_owner(user_id)
+    except Forbidden:
+        log.warning("another's statistics asked for", extra={"user_id": user_id, "short_code": short_code})
+        raise
+    return link
+
+
+class OwnerQueries:
+    """The numbers of one link. Bots are left out unless they are asked for."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._merging = Merging()
+
+    async def series(self, user_id: str, short_code: str, request: RangeRequest, *, bots: bool) -> SeriesView:
+        """Every period of the range, with its clicks."""
+        periods = request.periods()
+        link = await find_own(self._reader, user_id, short_code)
+        counted = await self._reader.counts(link, [Range(period.start, period.end) for period in periods])
+        return SeriesView(
+            short_code=short_code,
+            interval=request.interval,
+            tz=request.zone.key,
+            from_=request.span.start,
+            to=request.span.end,
+            clicks=sum(counts.shown(bots=bots) for counts in counted),
+            bot_clicks=sum(counts.bot_clicks for counts in counted),
+            points=[
+                Point(period=period.name, clicks=counts.shown(bots=bots), bot_clicks=counts.bot_clicks)
+                for period, counts in zip(periods, counted, strict=True)
+            ],
+        )
+
+    async def breakdown(
+        self, user_id: str, short_code: str, request: RangeRequest, by: str, *, limit: int, bots: bool
+    ) -> BreakdownView:
+        """The values of a dimension in the range, the most frequent first."""
+        link = await find_own(self._reader, user_id, short_code)
+        span = link.settled(request.span)
+        total, tally = await self._reader.tally(link, span, by)
+        counts = tally.people
+        if bots:
+            add_counts(counts, tally.bots)
+        known = sum(counts.values())
+        counts.pop(OTHER, None)
+        top = nsmallest(limit, counts.items(), key=lambda item: (-item[1], item[0]))
+        shown = sum(count for _, count in top)
+        clicks = total.shown(bots=bots)
+        return BreakdownView(
+            short_code=short_code,
+            by=by,
+            from_=span.start,
+            to=span.end,
+            clicks=clicks,
+            values=[Share(value=value, clicks=count) for value, count in top],
+            other=known - shown,
+            unknown=clicks - known,
+        )
+
+    async def visitors(self, user_id: str, short_code: str, request: RangeRequest, *, bots: bool) -> VisitorsView:
+        """The visitors of the range, each once, and those of its periods."""
+        periods = request.periods()
+        link = await find_own(self._reader, user_id, short_code)
+        settled = _settled(link, periods)
+        seen = await self._reader.visitors(link, [Range(one.start, one.end) for one in settled], bots=bots)
+        everybody, each = self._merging.counts(seen)
+        return VisitorsView(
+            short_code=short_code,
+            interval=request.interval,
+            tz=request.zone.key,
+            from_=settled[0].start,
+            to=settled[-1].end,
+            visitors=everybody,
+            points=[
+                VisitorsPoint(period=period.name, visitors=visitors)
+                for period, visitors in zip(settled, each, strict=True)
+            ],
+        )
+
+
+def _settled(link: KnownLink, periods: Sequence[Period]) -> list[Period]:
+    """The periods as rows know them; of those that became one, the first gives its name."""
+    settled: list[Period] = []
+    for period in periods:
+        span = link.settled(Range(period.start, period.end))
+        if settled and span.start < settled[-1].end:
+            if span.end <= settled[-1].end:
+                continue
+            span = Range(settled[-1].end, span.end)
+        settled.append(Period(period.name, span.start, span.end))
+    return settled

@@ -1,0 +1,150 @@
+"""The statements of the readers: each goes down one index, and says which columns it wants."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal
+
+from refract.runtime.statements import Statement
+
+COUNTS = ("clicks", "bot_clicks", "parts")
+VISITORS = ("visitors", "bot_visitors")
+
+FIND_LINK = Statement(
+    "find_link",
+    "Reads whose a link is, whether it may be shown, and all its clicks together.",
+    "SELECT links.user_id, links.stats_public, links.status, totals.clicks, totals.bot_clicks, "
+    "totals.first_clicked_at, totals.last_clicked_at "
+    "FROM (SELECT CAST(:short_code AS TEXT) AS short_code) AS wanted "
+    "LEFT JOIN links ON links.short_code = wanted.short_code LEFT JOIN totals ON totals.short_code = wanted.short_code",
+)
+
+READ_FOLDED = Statement(
+    "read_folded",
+    "Reads how far periods are folded and expired, and which periods of a link have to be folded again.",
+    "SELECT span, until, expired, NULL AS stale FROM folding "
+    "UNION ALL SELECT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
+    sqlite='SELECT span, until, expired, NULL AS "stale [TIMESTAMP]" FROM folding '
+    "UNION ALL SELECT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
+)
+
+WATCH = Statement(
+    "watch_totals",
+    "Reads the totals of all links that somebody watches.",
+    "SELECT short_code, clicks, bot_clicks, last_clicked_at FROM totals WHERE short_code = ANY(:short_codes)",
+    sqlite="SELECT short_code, clicks, bot_clicks, last_clicked_at FROM totals "
+    "WHERE short_code IN (SELECT value FROM json_each(:short_codes))",
+)
+
+
+@cache
+def read_rows(columns: Sequence[str]) -> Statement:
+    """Reads some columns of the rows of a link that begin at these moments: `hours`, `days` and `months`."""
+    names = ", ".join(columns)
+    return Statement(
+        "read_rows",
+        "Reads rows of a link by span and beginning.",
+        _of_each_span(names, "starts_at = ANY(:{list})"),
+        sqlite=_of_each_span(
+            names, "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
+        ),
+    )
+
+
+@cache
+def read_stretches(columns: Sequence[str]) -> Statement:
+    """Reads some columns of the rows of a link in one stretch for each span, from `…_from` up to `…_to`."""
+    names = ", ".join(columns)
+    return Statement(
+        "read_stretches",
+        "Reads rows of a link, of each span one after the other.",
+        _of_each_span(names, "starts_at >= :{list}_from AND starts_at < :{list}_to"),
+    )
+
+
+def _of_each_span(names: str, condition: str) -> str:
+    return " UNION ALL ".join(
+        f"SELECT span, starts_at, {names} FROM rollups "  # noqa: S608  # names, not values
+        f"WHERE short_code = :short_code AND span = {span} AND {condition.format(list=plural)}"
+        for span, plural in ((1, "hours"), (2, "days"), (3, "months"))
+    )
+
+
+@cache
+def count_edges(*, value: str = "") -> Statement:
+    """Counts the clicks of a link in short stretches (from `starts` to `ends`, in microseconds), by value if wanted.
+
+    `first` and `last` are before and after all of them: by these the planner knows which partitions it can leave out.
+    """
+    group = f"{value}, bot" if value else "bot"
+    shown = f"counted.{value} AS value, " if value else ""
+    inner = f"SELECT {group}, count(*) AS clicks FROM clicks WHERE {_IN_EDGE} GROUP BY {group}"  # noqa: S608
+    return Statement(
+        "count_edges",
+        "Counts clicks of a link in short stretches.",
+        f"SELECT edge.number, {shown}counted.bot, counted.clicks FROM {_EDGES} CROSS JOIN LATERAL ({inner}) AS counted",  # noqa: S608
+        sqlite=f"SELECT edge.key + 1 AS number, {f'{value} AS value, ' if value else ''}"  # noqa: S608
+        f"bot, count(*) AS clicks FROM {_EDGES_SQLITE} "
+        f"GROUP BY edge.key, {group}",
+    )
+
+
+_EDGES = "unnest(:starts::bigint[], :ends::bigint[]) WITH ORDINALITY AS edge(starts, ends, number)"
+_IN_EDGE = (
+    "short_code = :short_code AND clicked_at >= :first AND clicked_at < :last "
+    "AND clicked_at >= timestamptz 'epoch' + edge.starts * interval '1 microsecond' "
+    "AND clicked_at < timestamptz 'epoch' + edge.ends * interval '1 microsecond'"
+)
+# CROSS is SQLite's word for "in this order": edge by edge, and of each what the index has between its ends.
+_EDGES_SQLITE = (
+    "json_each(:starts) AS edge CROSS JOIN clicks INDEXED BY clicks_by_link "
+    "ON clicks.short_code = :short_code AND clicks.clicked_at >= edge.value "
+    "AND clicks.clicked_at < json_extract(:ends, '$[' || edge.key || ']')"
+)
+
+EDGE_VISITORS = Statement(
+    "edge_visitors",
+    "Reads who clicked in short stretches, each visitor once.",
+    f"SELECT edge.number, seen.visitor, seen.bot FROM {_EDGES} "  # noqa: S608
+    f"CROSS JOIN LATERAL (SELECT DISTINCT visitor, bot FROM clicks WHERE {_IN_EDGE}) AS seen",
+    sqlite=f"SELECT DISTINCT edge.key + 1 AS number, visitor, bot FROM {_EDGES_SQLITE}",  # noqa: S608
+)
+
+CLICK_COLUMNS = (
+    "event_id",
+    "clicked_at",
+    "bot",
+    "referer",
+    "referrer",
+    "country",
+    "region",
+    "city",
+    "latitude",
+    "longitude",
+    "browser",
+    "os",
+    "device",
+    "language",
+    "utm_source",
+    "utm_medium",
+    "utm_campaign",
+    "utm_term",
+    "utm_content",
+    "user_agent",
+)
+
+Direction = Literal["newest", "oldest"]
+
+
+@cache
+def page_of_clicks(direction: Direction, *, bots: bool) -> Statement:
+    """Reads clicks of a link between `first` and `last`, beyond the one at the cursor, in the order of time."""
+    compare, order = ("<", "DESC") if direction == "newest" else (">", "ASC")
+    people = "" if bots else "AND NOT bot "
+    return Statement(
+        "page_of_clicks",
+        "Reads a page of a link's clicks.",
+        f"SELECT {', '.join(CLICK_COLUMNS)} FROM clicks "  # noqa: S608  # names, not values
+        "WHERE short_code = :short_code AND clicked_at >= :first AND clicked_at < :last "
+        f"AND (clicked_at, event_id) {compare} (:clicked_at, :event_id) {people}"
+        f"ORDER BY clicked_at {order}, event_id {order} LIMIT :limit",
+    )

@@ -1,0 +1,1 @@
+"""Rows of analytics, in and out."""

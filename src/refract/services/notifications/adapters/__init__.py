@@ -1,0 +1,1 @@
+"""What notifications reaches the world by: mail servers and webhooks."""

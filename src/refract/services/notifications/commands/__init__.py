@@ -1,0 +1,1 @@
+"""What is done for users: each use case in one transaction."""

@@ -1,0 +1,138 @@
+"""Sends digests: what was gathered for a user leaves as one mail, once, whatever the number of processes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from refract.kernel.clock import Clock
+from refract.kernel.errors import Unavailable
+from refract.runtime.ports import Database, Row, Transaction
+from refract.runtime.statements import Statement
+from refract.services.notifications.commands.telling import FOOTER, log_mail
+from refract.services.notifications.domain.digests import Line, digest_lines, digest_subject, next_digest
+from refract.services.notifications.domain.letters import letter_of_lines
+from refract.services.notifications.domain.preferences import Digest
+from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 30.0
+MOST_IN_ONE = 5_000
+"""Notifications that one digest tells of; the rest comes in another one, at once."""
+
+KIND = "digest"
+
+Pause = Callable[[float], Awaitable[object]]
+
+_DUE = "SELECT user_id, every, next_at FROM digests WHERE next_at <= :now ORDER BY next_at LIMIT 1"
+DUE_DIGEST = Statement(
+    "due_digest",
+    "Takes a digest that is due; one that another process has in hand is left to it.",
+    f"{_DUE} FOR UPDATE SKIP LOCKED",
+    sqlite=_DUE,
+)
+
+_TAKE = """
+    UPDATE notifications SET gathered = false, status = 'sent', sent_at = :now
+    WHERE gathered AND id IN (
+        SELECT id FROM notifications WHERE user_id = :user_id AND gathered ORDER BY created_at, id LIMIT :most
+    )
+    RETURNING id, event_type, title
+"""
+TAKE_GATHERED = Statement("take_gathered", "Takes what was gathered for a user, each once.", _TAKE)
+
+NEXT_DIGEST = Statement(
+    "next_digest",
+    "Says when the next one is due.",
+    "UPDATE digests SET next_at = :next_at WHERE user_id = :user_id",
+)
+REMOVE_DIGEST = Statement("remove_digest", "Ends it for good.", "DELETE FROM digests WHERE user_id = :user_id")
+FIND_EMAIL = Statement(
+    "find_email", "Reads the address of a user.", "SELECT email FROM recipients WHERE user_id = :user_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A digest that has left the table of notifications."""
+
+    email: str
+    subject: str
+    event_id: str
+
+
+class Digesting:
+    """Looks twice a minute for digests that are due. When one is due, and that it is sent, is one row: a process that
+    was away, or dies while it sends, leaves everything as it was for the next one.
+
+    What was missed while nobody ran comes as one digest, and not as several.
+    """
+
+    def __init__(self, database: Database, clock: Clock, *, sends_mail: bool, pause: Pause = asyncio.sleep) -> None:
+        self._database = database
+        self._clock = clock
+        self._sends_mail = sends_mail
+        self._pause = pause
+
+    async def run(self) -> None:
+        """Send for ever; a database that is away is tried again at the next round."""
+        while True:
+            try:
+                await self.send_due()
+            except Unavailable as error:
+                log.warning("digests failed; will retry", extra={"error": str(error)})
+            await self._pause(ROUND_SECONDS)
+
+    async def send_due(self) -> int:
+        """Send every digest that is due, each in a transaction of its own; returns how many left."""
+        sent = 0
+        while True:
+            async with self._database.transaction() as tx:
+                due = await tx.fetch_one(DUE_DIGEST, now=self._clock.now())
+                digest = None if due is None else await self._send(tx, due, self._clock.now())
+            if due is None:
+                return sent
+            if digest is not None:
+                sent += 1
+                if not self._sends_mail:
+                    log_mail(KIND, digest.email, digest.subject, "")
+
+    async def _send(self, tx: Transaction, due: Row, now: datetime) -> _Sent | None:
+        """Send one, and say when the next is due; None where nothing was gathered."""
+        every, user_id = Digest(due["every"]), due["user_id"]
+        # Taken and read in one statement: what is added meanwhile is in the next one.
+        rows = await tx.fetch(TAKE_GATHERED, user_id=user_id, now=now, most=MOST_IN_ONE)
+        if len(rows) < MOST_IN_ONE:
+            await self._settle(tx, user_id, every, now)
+        if not rows:
+            return None
+        rows.sort(key=lambda row: row["id"])
+        lines = [Line(row["event_type"], row["title"]) for row in rows]
+        found = await tx.fetch_one(FIND_EMAIL, user_id=user_id)
+        # Named by what it tells of first, which no other digest does.
+        sent = _Sent(found["email"] if found else "", digest_subject(every, lines), f"{KIND}:{rows[0]['id']}")
+        if self._sends_mail and sent.email:
+            await add_deliveries(tx, [_delivery(user_id, sent, lines)], now)
+        return sent
+
+    async def _settle(self, tx: Transaction, user_id: str, every: Digest, now: datetime) -> None:
+        if every is Digest.OFF:
+            await tx.execute(REMOVE_DIGEST, user_id=user_id)
+        else:
+            await tx.execute(NEXT_DIGEST, user_id=user_id, next_at=next_digest(every, now))
+
+
+def _delivery(user_id: str, digest: _Sent, lines: list[Line]) -> NewDelivery:
+    letter = letter_of_lines(digest.subject, (digest.subject, *digest_lines(lines)), footer=FOOTER)
+    return NewDelivery(
+        source_event_id=digest.event_id,
+        channel="email",
+        kind=KIND,
+        recipient=digest.email,
+        user_id=user_id,
+        subject=letter.subject,
+        text=letter.text,
+        html=letter.html,
+    )

@@ -1,0 +1,1 @@
+"""What users may read: straight to records."""

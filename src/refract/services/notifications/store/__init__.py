@@ -1,0 +1,1 @@
+"""Rows of notifications: what is kept, and what is on its way."""

@@ -1,0 +1,109 @@
+"""What users were told, and how much of it they have not read."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from refract.runtime.ports import Transaction
+from refract.runtime.statements import Statement
+from refract.services.notifications.domain.notices import Notice
+
+COLUMNS = (
+    "id",
+    "user_id",
+    "event_type",
+    "event_id",
+    "title",
+    "short_code",
+    "payload",
+    "status",
+    "gathered",
+    "created_at",
+    "sent_at",
+)
+
+_BETTER = "excluded.email <> '' AND (recipients.email = '' OR excluded.email_at >= recipients.email_at)"
+MEET_RECIPIENT = Statement(
+    "meet_recipient",
+    "Counts what a user has not read, and keeps the address of the newest event that has one.",
+    f"""
+    INSERT INTO recipients (user_id, email, email_at, unread) VALUES (:user_id, :email, :email_at, :unread)
+    ON CONFLICT (user_id) DO UPDATE SET
+        unread = recipients.unread + excluded.unread,
+        email = CASE WHEN {_BETTER} THEN excluded.email ELSE recipients.email END,
+        email_at = CASE WHEN {_BETTER} THEN excluded.email_at ELSE recipients.email_at END
+    """,  # noqa: S608  # names, not values
+)
+
+COUNT_READ = Statement(
+    "count_read",
+    "Takes what a user has read, or what is forgotten, from the count of what is unread.",
+    """
+    UPDATE recipients SET unread = CASE WHEN unread > :read THEN unread - :read ELSE 0 END WHERE user_id = :user_id
+    """,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A notice as it is kept. `gathered`: its mail waits for a digest."""
+
+    id: str
+    notice: Notice
+    status: str
+    gathered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a batch of notices says of one user."""
+
+    user_id: str
+    email: str
+    email_at: datetime
+    unread: int
+
+
+async def meet_recipients(tx: Transaction, meetings: Collection[Meeting]) -> None:
+    """Keep users as events know them; one after the other, so that two readers wait instead of deadlocking."""
+    ordered = sorted(meetings, key=lambda meeting: meeting.user_id)
+    await tx.execute_many(
+        MEET_RECIPIENT,
+        [
+            {
+                "user_id": meeting.user_id,
+                "email": meeting.email,
+                "email_at": meeting.email_at,
+                "unread": meeting.unread,
+            }
+            for meeting in ordered
+        ],
+    )
+
+
+async def add_notifications(tx: Transaction, kept: Sequence[Kept], now: datetime) -> None:
+    """Keep what users are told."""
+    await tx.insert_many("notifications", COLUMNS, [_row(each, now) for each in kept])
+
+
+async def count_read(tx: Transaction, read: Mapping[str, int]) -> None:
+    """Take so many from what each user has not read; after their rows were locked, and one user after the other."""
+    await tx.execute_many(COUNT_READ, [{"user_id": user_id, "read": read[user_id]} for user_id in sorted(read)])
+
+
+def _row(kept: Kept, now: datetime) -> tuple[Any, ...]:
+    notice = kept.notice
+    return (
+        kept.id,
+        notice.user_id,
+        notice.event_type,
+        notice.event_id,
+        notice.title,
+        notice.short_code,
+        dict(notice.payload),
+        kept.status,
+        kept.gathered,
+        now,
+        now if kept.status == "sent" else None,
+    )

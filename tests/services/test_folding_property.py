@@ -1,0 +1,88 @@
+"""Whatever is clicked, and whenever house is kept: what a stretch of time adds up to is what was clicked in it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, start_of
+from tests.support.periods import Answer, PeriodsWorld, a_click, periods
+
+__all__ = ["periods"]
+
+BEGIN = datetime(2026, 1, 20, tzinfo=UTC)
+LENGTH = timedelta(days=120)
+CODES = ("a", "b")
+
+moments = st.one_of(
+    st.timedeltas(timedelta(0), LENGTH),
+    # Many at the edges of days and months.
+    st.builds(
+        lambda day, second: timedelta(days=day, seconds=second),
+        st.integers(1, LENGTH.days - 1),
+        st.integers(-1, 1),
+    ),
+).map(lambda since: BEGIN + since)
+
+clicks = st.tuples(
+    moments, st.sampled_from(CODES), st.integers(0, 5), st.booleans(), st.sampled_from(["", "DE", "FR", "(other)"])
+)
+
+steps = st.one_of(
+    st.tuples(st.just("count"), st.lists(clicks, min_size=1, max_size=6)),
+    st.tuples(st.just("pass"), st.timedeltas(timedelta(hours=1), timedelta(days=40))),
+    st.tuples(st.sampled_from(["fold", "expire", "both at once"]), st.none()),
+)
+
+
+async def perform(world: PeriodsWorld, step: str, argument: Any) -> None:
+    house = world.house()
+    if step == "count":
+        await world.count(
+            *(
+                a_click(min(moment, world.clock.now()), code, visitor=visitor, bot=bot, country=country)
+                for moment, code, visitor, bot, country in argument
+            )
+        )
+    elif step == "pass":
+        world.clock.advance(argument.total_seconds())
+    elif step == "fold":
+        await house.folding.fold()
+    elif step == "expire":
+        await house.expiry.expire()
+    else:
+        late = a_click(min(BEGIN + LENGTH / 3, world.clock.now()), "a", visitor=9, country="CH")
+        await asyncio.gather(world.house().folding.fold(), world.count(late), house.folding.fold())
+
+
+def without_details(answer: Answer) -> tuple[int, int]:
+    return answer.clicks, answer.bot_clicks
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(walk=st.lists(steps, min_size=3, max_size=14), edges=st.tuples(moments, moments))
+async def test_keeping_house_never_changes_what_was_clicked(
+    periods: PeriodsWorld, walk: list[tuple[str, Any]], edges: tuple[datetime, datetime]
+) -> None:
+    await periods.begin_again()
+    periods.kept.update(hours_kept=timedelta(days=9), days_kept=timedelta(days=40), months_kept=timedelta(days=1000))
+    periods.pass_to(BEGIN)
+    for step, argument in walk:
+        await perform(periods, step, argument)
+        for code in CODES if step != "pass" else ():
+            await check(periods, code, *edges)
+
+
+async def check(world: PeriodsWorld, code: str, *edges: datetime) -> None:
+    """Counts between any two hours; the rest between days, and months, where it is not kept by the hour."""
+    begin, end = (start_of(edge, HOUR) for edge in sorted(edges))
+    answer = await world.answer(code, begin, end)
+    assert without_details(answer) == without_details(world.recount(code, begin, end))
+    expired = {span: row["expired"] for span, row in (await world.folding()).items()}
+    if begin < expired[HOUR]:
+        begin = start_of(begin, DAY if begin >= expired[DAY] else MONTH)
+    if end < expired[HOUR]:
+        end = start_of(end, DAY if end >= expired[DAY] else MONTH)
+    assert await world.answer(code, begin, end) == world.recount(code, begin, end)

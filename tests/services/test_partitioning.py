@@ -1,0 +1,154 @@
+"""Partitions: there before their day, gone after their time, and no click fails for want of one."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from refract.runtime.statements import Statement
+from refract.services.analytics.commands import partitioning
+from refract.services.analytics.store.expiry import PARTITIONS
+from tests.support.clocks import START
+from tests.support.databases import open_database
+from tests.support.periods import PeriodsWorld, a_click, open_periods, periods
+
+__all__ = ["periods"]
+
+TODAY = datetime(2026, 3, 1, tzinfo=UTC)
+DAYS = timedelta(days=1)
+
+IN_DEFAULT = Statement("in_default", "Counts them.", "SELECT count(*) AS clicks FROM clicks_default")
+
+
+@pytest.fixture
+async def partitioned(fresh_database: str) -> AsyncIterator[PeriodsWorld]:
+    async with open_periods(fresh_database) as world:
+        yield world
+
+
+async def names(world: PeriodsWorld) -> list[str]:
+    return [row["name"] for row in await world.database.fetch(PARTITIONS)]
+
+
+def name(day: datetime) -> str:
+    return f"clicks_{day:%Y%m%d}"
+
+
+async def in_default(world: PeriodsWorld) -> int:
+    row = await world.database.fetch_one(IN_DEFAULT)
+    assert row is not None
+    count: int = row["clicks"]
+    return count
+
+
+async def test_partitions_are_there_a_week_ahead(partitioned: PeriodsWorld) -> None:
+    await partitioned.house().prepare()
+    week = [name(TODAY + number * DAYS) for number in range(8)]
+    assert await names(partitioned) == [*week, "clicks_default"]
+    partitioned.clock.advance(DAYS.total_seconds())
+    assert await partitioned.house().partitions.make() == 1
+    assert await names(partitioned) == [*week, name(TODAY + 8 * DAYS), "clicks_default"]
+    await partitioned.count(
+        a_click(START), a_click(TODAY + DAYS), a_click(TODAY + 2 * DAYS - timedelta(microseconds=1))
+    )
+    assert await in_default(partitioned) == 0
+    assert len(await partitioned.raw()) == 3
+
+
+async def test_a_file_has_no_partitions_to_make_or_drop(tmp_path: Path) -> None:
+    async with open_periods(tmp_path / "analytics.db") as world:
+        assert await world.house().partitions.make() == 0
+        assert await world.house().partitions.drop() == 0
+        assert await names(world) == []
+
+
+async def test_a_click_of_a_day_without_a_partition_is_kept_and_counted(partitioned: PeriodsWorld) -> None:
+    await partitioned.house().prepare()
+    old = datetime(2025, 12, 31, 23, 59, 59, 999_999, UTC)
+    await partitioned.count(a_click(old), a_click(datetime(1, 1, 1, tzinfo=UTC)), a_click(START))
+    assert await in_default(partitioned) == 2
+    assert len(await partitioned.raw()) == 3
+
+
+async def test_a_day_that_has_clicks_in_the_default_partition_stays_there(partitioned: PeriodsWorld) -> None:
+    await partitioned.count(a_click(START))
+    assert await partitioned.house().partitions.make() == 7
+    assert name(TODAY) not in await names(partitioned)
+    await partitioned.count(a_click(START))
+    assert await in_default(partitioned) == 2
+
+
+async def test_clicks_over_their_time_go(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioning, "DELETE_BATCH", 2)
+    monkeypatch.setattr(partitioning, "PAGE", 2)
+    house = periods.house()
+    await house.prepare()
+    old = TODAY - 1000 * DAYS
+    codes = ("a", "b", "c", "d", "e")
+    await periods.count(
+        *(a_click(old + number * timedelta(hours=1), code) for number in range(3) for code in codes),
+        *(a_click(START, code) for code in codes),
+    )
+    periods.pass_to(old + timedelta(days=1826) - timedelta(microseconds=1))
+    await house.partitions.drop()
+    assert len(await periods.raw()) == 20
+    periods.pass_to(old + timedelta(days=1826, hours=1, seconds=1))
+    assert await periods.house().partitions.drop() == 10
+    assert await periods.raw() == [old + timedelta(hours=2)] * 5 + [START] * 5
+    totals = Statement("totals", "Reads totals.", "SELECT clicks FROM totals")
+    assert [row["clicks"] for row in await periods.database.fetch(totals)] == [4] * 5
+
+
+async def test_a_partition_goes_when_its_last_moment_is_over_its_time(partitioned: PeriodsWorld) -> None:
+    house = partitioned.house()
+    await house.prepare()
+    await partitioned.count(a_click(START), a_click(START + DAYS))
+    partitioned.pass_to(TODAY + DAYS + timedelta(days=1826) - timedelta(microseconds=1))
+    await house.partitions.drop()
+    assert name(TODAY) in await names(partitioned)
+    partitioned.pass_to(TODAY + DAYS + timedelta(days=1826))
+    assert await house.partitions.drop() == 1
+    assert name(TODAY) not in await names(partitioned)
+    assert await partitioned.raw() == [START + DAYS]
+
+
+async def test_retention_is_the_operators_choice(periods: PeriodsWorld) -> None:
+    periods.kept["clicks_kept"] = timedelta(days=7)
+    await periods.house().prepare()
+    await periods.count(a_click(START), a_click(TODAY - DAYS))
+    periods.clock.advance(timedelta(days=8).total_seconds())
+    await periods.house().keep_house()
+    assert await periods.raw() == []
+    assert sum(row["clicks"] for row in await periods.rows(2)) == 2
+
+
+async def test_somebody_who_reads_at_length_is_not_waited_for(
+    partitioned: PeriodsWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = partitioned.house()
+    await house.prepare()
+    partitioned.pass_to(TODAY + timedelta(days=1830))
+    reader = await open_database(partitioned.location)
+    async with reader.transaction() as tx:
+        await tx.fetch(Statement("read_all", "Reads all clicks.", "SELECT * FROM clicks"))
+        assert await house.partitions.drop() == 0
+        await house.partitions.make()
+    await reader.close()
+    assert "partition not dropped; will retry" in caplog.messages
+    assert "partition not made; will retry" in caplog.messages
+    assert await house.partitions.make() == 8
+    assert await house.partitions.drop() == 4
+
+
+async def test_what_others_attach_is_left_alone(partitioned: PeriodsWorld) -> None:
+    async with partitioned.database.transaction() as tx:
+        for number, other in enumerate(("clicks_archive", "clicks_20011399")):
+            begin = f"{2001 + number}-01-01T00:00Z"
+            end = f"{2001 + number}-02-01T00:00Z"
+            sql = f"CREATE TABLE {other} PARTITION OF clicks FOR VALUES FROM ('{begin}') TO ('{end}')"
+            await tx.execute(Statement("archive", "An operator's own.", sql))
+    house = partitioned.house()
+    await house.prepare()
+    await house.partitions.drop()
+    assert {"clicks_archive", "clicks_20011399"} <= set(await names(partitioned))

@@ -1,0 +1,135 @@
+"""How the engines answer: every statement of the readers goes down an index, however much there is."""
+
+import random
+import re
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
+from refract.services.analytics.queries import statements, summary
+from refract.services.analytics.queries.reading import microseconds_of
+from tests.support.clocks import START
+from tests.support.databases import Location
+from tests.support.periods import a_click, open_periods
+
+HOT = "code-7"
+ANALYZE = Statement("analyze", "Lets the planner know.", "ANALYZE")
+EDGE = (START - timedelta(days=6), START - timedelta(days=6) + timedelta(minutes=1))
+
+ONE_LINK: dict[str, Any] = {
+    "short_code": HOT,
+    "hours": [start_of(START, HOUR) - timedelta(hours=number) for number in range(5)],
+    "days": [start_of(START, DAY) - timedelta(days=number) for number in range(5)],
+    "months": [start_of(START, MONTH)],
+    **{f"{plural}_from": START - timedelta(days=20) for plural in ("hours", "days", "months")},
+    **{f"{plural}_to": START for plural in ("hours", "days", "months")},
+    "starts": [microseconds_of(EDGE[0])],
+    "ends": [microseconds_of(EDGE[1])],
+    "first": EDGE[0],
+    "last": EDGE[1],
+    "clicked_at": EDGE[1],
+    "event_id": "",
+    "limit": 20,
+    "short_codes": [HOT, "code-8"],
+}
+ONE_USER: dict[str, Any] = {
+    "user_id": "user-7",
+    "limit": 10,
+    "since": START - timedelta(days=7),
+    "first_hour": end_of(start_of(START - timedelta(days=7), HOUR), HOUR),
+    "first_day": start_of(START, DAY) - timedelta(days=6),
+    "last_day": start_of(START, DAY),
+}
+STATEMENTS: dict[str, Statement] = {
+    "find_link": statements.FIND_LINK,
+    "read_folded": statements.READ_FOLDED,
+    "watch": statements.WATCH,
+    "rows": statements.read_rows(statements.COUNTS),
+    "rows of visitors": statements.read_rows(statements.VISITORS),
+    "stretches": statements.read_stretches(statements.COUNTS),
+    "edges": statements.count_edges(),
+    "edges by value": statements.count_edges(value="country"),
+    "visitors at edges": statements.EDGE_VISITORS,
+    "newest": statements.page_of_clicks("newest", bots=False),
+    "oldest": statements.page_of_clicks("oldest", bots=True),
+    "sum_links": summary.SUM_LINKS,
+    "top": summary.TOP,
+    "recent": summary.COUNT_RECENT,
+}
+
+USERS = (summary.SUM_LINKS, summary.TOP, summary.COUNT_RECENT)
+"""Those that are about all links of a user."""
+
+
+@pytest.fixture
+async def crowded(empty_location: Location) -> AsyncIterator[Database]:
+    """Links of many users, with rows and clicks."""
+    chance = random.Random(5)
+    async with open_periods(empty_location) as periods:
+        await periods.house().prepare()
+        clicks = [
+            a_click(START - timedelta(minutes=chance.randrange(8 * 1440)), f"code-{number % 400}", visitor=number % 9)
+            for number in range(4_000)
+        ]
+        await periods.count(*clicks)
+        raw = [
+            (f"event-{number}", f"link-{number % 6_000}", START - timedelta(seconds=number * 23), b"v", False)
+            for number in range(30_000)
+        ]
+        links = [(f"link-{number}", f"user-{number % 300}") for number in range(6_000)]
+        totals = [(code, 5, 0, START, START) for code, _ in links]
+        rows = [
+            (code, span, start_of(START, span) - timedelta(days=day), 1, 0)
+            for code, _ in links
+            for span in (HOUR, DAY)
+            for day in range(3)
+        ]
+        async with periods.database.transaction() as tx:
+            await tx.insert_many("clicks", ("event_id", "short_code", "clicked_at", "visitor", "bot"), raw)
+            await tx.insert_many("links", ("short_code", "user_id"), links)
+            names = ("short_code", "clicks", "bot_clicks", "first_clicked_at", "last_clicked_at")
+            await tx.insert_many("totals", names, totals)
+            await tx.insert_many("rollups", ("short_code", "span", "starts_at", "clicks", "bot_clicks"), rows)
+        async with periods.database.transaction() as tx:
+            await tx.execute(ANALYZE)
+        yield periods.database
+
+
+async def plan_of(database: Database, statement: Statement, parameters: dict[str, Any]) -> list[str]:
+    """The lines of a plan, as the engine tells it."""
+    asked = {name: parameters[name] for name in statement.for_postgresql()[1]}
+    explained = Statement(
+        "explain",
+        "Tells how a statement is run.",
+        f"EXPLAIN {statement.sql}",
+        sqlite=f"EXPLAIN QUERY PLAN {statement.for_sqlite()}",
+    )
+    async with database.transaction() as tx:
+        rows = await tx.fetch(explained, **asked)
+    return [str(row.get("QUERY PLAN", row.get("detail"))) for row in rows]
+
+
+def walks_a_table(line: str) -> bool:
+    """Whether a line of a plan means that a table is read as a whole; `folding` has three rows, and marks are few."""
+    words = line.replace("->", "").split()
+    if "Seq Scan on" in line:
+        return not any(f"Seq Scan on {small}" in line for small in ("folding", "stale"))
+    return words[:1] == ["SCAN"] and words[1] in {"links", "totals", "rollups", "clicks"} and "USING" not in words
+
+
+async def test_every_statement_goes_down_an_index_and_into_few_partitions(crowded: Database) -> None:
+    plans = {
+        name: await plan_of(crowded, statement, ONE_USER if statement in USERS else ONE_LINK)
+        for name, statement in STATEMENTS.items()
+    }
+    walking = {name: plan for name, plan in plans.items() if any(map(walks_a_table, plan))}
+    assert walking == {}
+    if crowded.dialect == "postgresql":
+        for name in ("edges", "newest"):
+            read = {part for line in plans[name] for part in re.findall(r" on (clicks_\w+)", line)}
+            assert len(read) <= 1, plans[name]

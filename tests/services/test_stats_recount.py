@@ -1,0 +1,228 @@
+"""Random clicks in random order, some of them twice, with periods folded in between: every answer is right."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from refract.services.analytics.commands.ingesting import Ingesting
+from refract.services.analytics.domain.calendars import Interval, Range
+from refract.services.analytics.domain.clicks import Click
+from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest, Place
+from refract.services.analytics.queries.owners import OwnerQueries
+from refract.services.analytics.queries.ranges import RangeRequest
+from refract.services.analytics.queries.reading import Reader
+from refract.services.analytics.queries.stats import StatsQueries
+from refract.services.analytics.queries.summary import SummaryQueries
+from refract.services.links.api import UrlClicked
+from tests.support.clocks import START
+from tests.support.counting import click_inbox, hand_over, letter
+from tests.support.periods import KnownClicks, PeriodsWorld, a_click, periods
+
+__all__ = ["periods"]
+
+CODES = ("abc", "def")
+ZONES = ("UTC", "Europe/Berlin", "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe", "America/New_York")
+EXAMPLES = 25
+LONGEST = 480
+"""Days that clicks go back: longer than hours and days keep what they know."""
+
+Naive = list[Click]
+
+ages = st.one_of(
+    st.integers(0, 3 * 3_600),
+    st.integers(0, 8 * 86_400),
+    st.integers(0, LONGEST * 86_400),
+    st.sampled_from([0, 86_400, 7 * 86_400, 12 * 3_600, 30 * 86_400, 59 * 60]),
+)
+moments = st.builds(
+    lambda age, microseconds: START - timedelta(seconds=age, microseconds=microseconds), ages, st.integers(0, 999_999)
+)
+clicks = st.builds(
+    a_click,
+    moments,
+    st.sampled_from(CODES),
+    visitor=st.integers(0, 5),
+    bot=st.booleans(),
+    referer=st.sampled_from(["", "https://a.example/", "https://b.example/x"]),
+    country=st.sampled_from(["", "DE", "FR", "NP"]),
+)
+batches = st.lists(st.lists(clicks, min_size=1, max_size=12), min_size=1, max_size=5)
+ranges = st.tuples(
+    moments, st.one_of(st.integers(1, 40 * 86_400), st.integers(1, LONGEST * 86_400)), st.sampled_from(ZONES)
+)
+
+
+def _event(click: Click) -> UrlClicked:
+    fields = {name: getattr(click, name) for name in ("occurred_at", "event_id", "short_code", "user_id", "user_email")}
+    return UrlClicked(**fields, ip_hash="", user_agent="")
+
+
+async def _tell(world: PeriodsWorld, stream: Sequence[Sequence[Click]], chance: random.Random) -> Naive:
+    """Have everything counted, in an order of its own and some of it twice, with the house kept now and then."""
+    naive = [click for batch in stream for click in batch]
+    ingesting = Ingesting(KnownClicks(naive), world.clock)
+    inbox = click_inbox(world.database, world.clock, ingesting)
+    house = world.house()
+    for batch in stream:
+        told = [*batch, *chance.choices(naive, k=chance.randrange(5))]
+        chance.shuffle(told)
+        desk = await hand_over(
+            inbox, *[letter(_event(click)) for click in told[:3]], letter(*map(_event, told[3:] or told))
+        )
+        assert not desk.buried
+        if chance.random() < 0.5:
+            await house.keep_house()
+    # What came along twice from later batches was new, and these themselves were not any more.
+    return naive
+
+
+def _counted(naive: Iterable[Click], start: datetime, end: datetime, code: str = "abc") -> Naive:
+    return [click for click in naive if click.short_code == code and start <= click.occurred_at < end]
+
+
+async def _check_public(world: PeriodsWorld, naive: Naive) -> None:
+    """Numbers and timelines."""
+    now, mine = world.clock.now(), [click for click in naive if click.short_code == "abc"]
+    queries = StatsQueries(Reader(world.database), world.clock, stats_public=True)
+    shown = await queries.stats(None, "abc")
+    assert (shown.total_clicks, shown.bot_clicks) == (len(mine), sum(click.bot for click in mine))
+    assert shown.clicks_last_24h == sum(click.occurred_at >= now - timedelta(days=1) for click in mine)
+    assert shown.clicks_last_7d == sum(click.occurred_at >= now - timedelta(days=7) for click in mine)
+    referers = Counter(click.referer for click in mine if click.referer)
+    assert [(one.referer, one.count) for one in shown.top_referers] == sorted(
+        referers.items(), key=lambda one: (-one[1], one[0])
+    )
+    for interval, form in (("day", "%Y-%m-%d"), ("hour", "%Y-%m-%dT%H:00:00Z")):
+        timeline = await queries.timeline(None, "abc", interval)  # type: ignore[arg-type]  # a word of two
+        every = Counter(click.occurred_at.strftime(form) for click in mine)
+        bots = Counter(click.occurred_at.strftime(form) for click in mine if click.bot)
+        assert [(point.period, point.clicks, point.bot_clicks) for point in timeline.points] == [
+            (period, count, bots[period]) for period, count in sorted(every.items())
+        ]
+
+
+async def _check_series(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
+    """The series of a range, period by period in the zone."""
+    shown = await OwnerQueries(Reader(world.database)).series("owner", "abc", request, bots=bots)
+    inside = _counted(naive, request.span.start, request.span.end)
+    people: Counter[str] = Counter()
+    of_bots: Counter[str] = Counter()
+    for click in inside:
+        (of_bots if click.bot else people)[_period(click.occurred_at, request)] += 1
+    found = {point.period: (point.clicks, point.bot_clicks) for point in shown.points}
+    assert len(found) == len(shown.points), "no period comes twice"
+    assert {period: counts for period, counts in found.items() if counts != (0, 0)} == {
+        period: counts
+        for period in people | of_bots
+        if (counts := (people[period] + bots * of_bots[period], of_bots[period])) != (0, 0)
+    }
+    assert shown.clicks == sum(bots or not click.bot for click in inside)
+
+
+def _period(moment: datetime, request: RangeRequest) -> str:
+    """The name of the period of a moment, found in another way than the product does."""
+    local = moment.astimezone(request.zone)
+    match request.interval:
+        case Interval.HOUR:
+            # The last moment in which a clock of the zone showed the beginning of this hour, or was set into it.
+            start = local.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
+            while start > moment or start.astimezone(request.zone).utcoffset() != local.utcoffset():
+                start += timedelta(minutes=15) if start <= moment else timedelta(minutes=-15)
+            return start.strftime("%Y-%m-%dT%H:%M:%SZ")
+        case Interval.DAY:
+            return local.date().isoformat()
+        case Interval.WEEK:
+            return (local.date() - timedelta(days=local.date().weekday())).isoformat()
+        case Interval.MONTH:
+            return local.date().replace(day=1).isoformat()
+
+
+async def _check_shares(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
+    """Breakdowns and visitors of what the answer says that it has counted."""
+    queries = OwnerQueries(Reader(world.database))
+    for by in ("country", "referer"):
+        shown = await queries.breakdown("owner", "abc", request, by, limit=2, bots=bots)
+        inside = [click for click in _counted(naive, shown.from_, shown.to) if bots or not click.bot]
+        values = Counter(getattr(click, by) for click in inside)
+        unknown = values.pop("", 0)
+        top = sorted(values.items(), key=lambda one: (-one[1], one[0]))[:2]
+        assert [(one.value, one.clicks) for one in shown.values] == top
+        assert (shown.clicks, shown.unknown) == (len(inside), unknown)
+        assert shown.other == values.total() - sum(count for _, count in top)
+        _check_edges(world, request, shown.from_, shown.to)
+    seen = await queries.visitors("owner", "abc", request, bots=bots)
+    inside = [click for click in _counted(naive, seen.from_, seen.to) if bots or not click.bot]
+    assert seen.visitors == len({click.visitor for click in inside})
+    assert seen.visitors <= sum(point.visitors for point in seen.points)
+
+
+def _check_edges(world: PeriodsWorld, request: RangeRequest, start: datetime, end: datetime) -> None:
+    """What was counted is what was asked for, as long as hours know enough, and never far from it."""
+    exact = world.clock.now() - timedelta(days=29)
+    for asked, counted in ((request.span.start, start), (request.span.end, end)):
+        assert counted == asked if asked >= exact else abs(counted - asked) <= timedelta(days=31)
+
+
+async def _check_clicks(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
+    """Every click once, page by page and in an export."""
+    queries = ClickQueries(world.database, Reader(world.database))
+    asked = ClicksRequest(request.span.start, request.span.end, bots=bots)
+    inside = [click for click in _counted(naive, request.span.start, request.span.end) if bots or not click.bot]
+    ordered = sorted(inside, key=lambda click: (click.occurred_at, click.event_id))
+    found: list[tuple[datetime, str]] = []
+    place: Place | None = None
+    while True:
+        page = await queries.page("owner", "abc", asked, after=place, limit=3)
+        found += [(click.clicked_at, click.id) for click in page.clicks]
+        if not isinstance(page.next_cursor, str):
+            break
+        place = Place.read(page.next_cursor)
+    assert found == [(click.occurred_at, click.event_id) for click in reversed(ordered)]
+    exported = [row["event_id"] async for rows in await queries.export("owner", "abc", asked) for row in rows]
+    assert exported == [click.event_id for click in ordered]
+
+
+async def _check_summary(world: PeriodsWorld, naive: Naive) -> None:
+    shown = await SummaryQueries(world.database, world.clock).summary("owner")
+    now = world.clock.now()
+    assert (shown.total_clicks, shown.bot_clicks) == (len(naive), sum(click.bot for click in naive))
+    assert shown.clicks_last_24h == sum(click.occurred_at >= now - timedelta(days=1) for click in naive)
+    assert shown.clicks_last_7d == sum(click.occurred_at >= now - timedelta(days=7) for click in naive)
+
+
+def _request(asked: tuple[datetime, int, str], interval: Interval) -> RangeRequest:
+    start, seconds, zone = asked
+    longest = 40 * 86_400 if interval is Interval.HOUR else LONGEST * 86_400
+    span = timedelta(seconds=min(seconds, longest))
+    return RangeRequest(Range(start, start + span), ZoneInfo(zone), interval)
+
+
+async def test_every_answer_is_what_a_recount_gives(periods: PeriodsWorld) -> None:
+    loop = asyncio.get_running_loop()
+
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+    @given(
+        stream=batches, asked=ranges, interval=st.sampled_from(Interval), bots=st.booleans(), seed=st.integers(0, 2**32)
+    )
+    def check(stream: Any, asked: Any, interval: Interval, bots: bool, seed: int) -> None:
+        async def one() -> None:
+            await periods.begin_again()
+            naive = await _tell(periods, stream, random.Random(seed))
+            request = _request(asked, interval)
+            await _check_public(periods, naive)
+            await _check_summary(periods, naive)
+            if any(click.short_code == "abc" for click in naive):
+                await _check_series(periods, naive, request, bots=bots)
+                await _check_shares(periods, naive, request, bots=bots)
+                await _check_clicks(periods, naive, request, bots=bots)
+
+        asyncio.run_coroutine_threadsafe(one(), loop).result(60)
+
+    await asyncio.to_thread(check)

@@ -1,0 +1,111 @@
+"""The numbers inside a period, packed, and rows that grow click by click."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refract.services.analytics.domain.clicks import Click
+from refract.services.analytics.domain.dimensions import DIMENSIONS
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
+from refract.services.analytics.domain.rollups import COLUMNS, PARTS, pack_parts, row_with, unpack_parts
+from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally
+from tests.support.clocks import START
+
+
+def click(number: int = 0, **fields: Any) -> Click:
+    return Click(
+        event_id=str(number),
+        short_code="abc",
+        user_id="owner",
+        user_email="",
+        occurred_at=START,
+        visitor=b"%d" % number,
+        **fields,
+    )
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
+    span = draw(st.sampled_from([HOUR, DAY, MONTH]))
+    count = st.one_of(st.just(0), st.integers(min_value=0, max_value=2**32 - 1))
+    bots = draw(st.lists(count, min_size=PARTS[span], max_size=PARTS[span]))
+    people = draw(st.lists(count, min_size=PARTS[span], max_size=PARTS[span]))
+    return span, [max(pair) for pair in zip(bots, people, strict=True)], bots
+
+
+@given(parts())
+def test_parts_come_back_as_they_were_packed(drawn: tuple[int, list[int], list[int]]) -> None:
+    span, clicks, bots = drawn
+    assert unpack_parts(pack_parts(clicks, bots), span) == (clicks, bots)
+
+
+def test_a_period_with_one_click_takes_few_bytes() -> None:
+    packed = pack_parts([0] * 59 + [1], [0] * 60)
+    assert packed is not None
+    assert len(packed) == 10
+    full = pack_parts([7] * 60, [0] * 60)
+    assert full is not None
+    assert len(full) == 241
+    both = pack_parts([7] * 60, [1] * 60)
+    assert both is not None
+    assert len(both) == 481
+    assert pack_parts([0] * 60, [0] * 60) is None
+    assert unpack_parts(None, MONTH) == ([0] * 31, [0] * 31)
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"\x00", b"\x01\x00", b"\x01\x3c" + bytes(8), b"\x02" + bytes(239), b"\x03" + bytes(240), b"\x04"]
+)
+def test_what_are_no_parts_is_refused(stored: bytes) -> None:
+    with pytest.raises(ValueError, match="not the parts"):
+        unpack_parts(stored, HOUR)
+
+
+def test_a_column_that_stays_is_not_written() -> None:
+    first = row_with([click(country="DE")], HOUR, None, whole=True)
+    second = row_with([click(browser="Chrome 120")], HOUR, first, whole=True)
+    assert set(first) == set(second) == set(COLUMNS)
+    assert first["by_country"] is not None
+    assert second["by_country"] is None
+    assert second["clicks"] == 2
+    thin = row_with([click(country="DE", bot=True)], HOUR, first, whole=False)
+    assert (thin["clicks"], thin["bot_clicks"]) == (2, 1)
+    assert [name for name in COLUMNS[3:] if thin[name] is not None] == []
+
+
+@pytest.mark.parametrize(("span", "most"), [(HOUR, MOST_IN_HOUR), (DAY, MOST_IN_LONGER), (MONTH, MOST_IN_LONGER)])
+def test_a_dimension_with_too_many_values_keeps_the_sum(span: int, most: int) -> None:
+    frequent = [click(city="Berlin")] * 3
+    row = row_with([*frequent, *(click(city=f"city {number}") for number in range(most + 10))], span, None, whole=True)
+    tally = Tally.decode(row["by_city"])
+    assert len(tally.people) == most
+    assert tally.people["Berlin"] == 3
+    assert tally.people[OTHER] == 12
+    again = row_with([click(city="Berlin"), click(city="yet another")], span, row, whole=True)
+    tally = Tally.decode(again["by_city"])
+    assert (tally.people["Berlin"], sum(tally.people.values())) == (4, most + 15)
+
+
+@pytest.mark.parametrize(
+    ("span", "part"),
+    [(HOUR, START.minute + 5), (DAY, START.hour), (MONTH, START.day - 1)],
+    ids=["hour", "day", "month"],
+)
+def test_each_span_counts_in_its_own_parts(span: int, part: int) -> None:
+    row = row_with([click(bot=True)], span, None, whole=True)
+    later = Click(
+        **{name: getattr(click(), name) for name in Click.__struct_fields__}
+        | {"occurred_at": START + timedelta(minutes=5)}
+    )
+    row = row_with([later], span, row, whole=True)
+    clicks, bots = unpack_parts(row["parts"], span)
+    assert clicks[part] >= 1
+    assert (sum(clicks), sum(bots)) == (2, 1)
+
+
+def test_every_dimension_has_its_column() -> None:
+    assert COLUMNS[-len(DIMENSIONS) :] == tuple(f"by_{name}" for name in DIMENSIONS)
+    assert set(DIMENSIONS) <= set(Click.__struct_fields__)

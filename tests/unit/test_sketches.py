@@ -1,0 +1,164 @@
+"""Counting visitors by sketches: exact while they are few, within 2 % when they are many, and never twice."""
+
+import random
+import statistics
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refract.services.analytics.domain import sketches
+from refract.services.analytics.domain.sketches import MOST_EXACT, Sketch, merge_sketches
+
+VISITORS = st.sets(st.binary(max_size=32), max_size=60)
+
+
+def visitors(count: int, seed: int = 0) -> list[bytes]:
+    chance = random.Random(seed)
+    return [chance.randbytes(32) for _ in range(count)]
+
+
+def error(count: int, seed: int) -> float:
+    return Sketch.of(visitors(count, seed)).estimate() / count - 1
+
+
+class TestExact:
+    @given(VISITORS, VISITORS)
+    def test_few_are_counted_exactly(self, some: set[bytes], others: set[bytes]) -> None:
+        sketch = Sketch.of([*some, *some])
+        assert sketch.estimate() == len(some)
+        sketch.merge(Sketch.of(others))
+        assert sketch.estimate() == len(some | others)
+        assert merge_sketches([Sketch.of(some).encode(), None, Sketch.of(others).encode()]).estimate() == len(
+            some | others
+        )
+
+    def test_to_the_last_that_there_is_room_for(self) -> None:
+        sketch = Sketch.of(visitors(MOST_EXACT))
+        assert sketch.estimate() == MOST_EXACT
+        stored = sketch.encode()
+        assert stored is not None
+        assert len(stored) == 1 + 6 * MOST_EXACT
+        sketch.add_many([b"one more"])
+        assert sketch.estimate() == pytest.approx(MOST_EXACT + 1, rel=0.02)
+
+    def test_numbers_that_look_alike_are_told_apart(self) -> None:
+        """Nobody says that a visitor's name is a good hash."""
+        assert Sketch.of(number.to_bytes(32, "big") for number in range(2_000)).estimate() == 2_000
+        assert Sketch.of(b"%d" % number for number in range(50_000)).estimate() == pytest.approx(50_000, rel=0.02)
+
+    def test_one_takes_few_bytes_and_nobody_none(self) -> None:
+        stored = Sketch.of([b"somebody"]).encode()
+        assert stored is not None
+        assert len(stored) == 7
+        assert Sketch().encode() is None
+        assert Sketch.decode(None).estimate() == 0
+
+
+class TestError:
+    @pytest.mark.parametrize("count", [2_100, 3_000, 5_000, 10_000, 30_000])
+    def test_many_are_within_two_percent(self, count: int) -> None:
+        assert all(abs(error(count, seed)) < 0.02 for seed in range(5))
+
+    def test_a_great_many_are_too(self) -> None:
+        """All sizes on the way to half a million, of one sketch that grows."""
+        chance, sketch, count = random.Random(1), Sketch(), 0
+        for more in [10_000] * 10 + [100_000] * 4:
+            # Random hashes are what hashes of visitors are; to make them is a tenth of the work.
+            sketch._take({chance.randbytes(6) for _ in range(more)})
+            count += more
+            assert sketch.estimate() == pytest.approx(count, rel=0.02)
+
+    def test_the_error_has_no_direction(self) -> None:
+        errors = [error(6_000, seed) for seed in range(40)]
+        assert abs(statistics.fmean(errors)) < 0.003
+        assert statistics.pstdev(errors) < 0.009
+
+    def test_days_add_up_without_counting_anybody_twice(self) -> None:
+        """A month of days with mostly the same visitors: to add up the days would be wrong by a factor."""
+        chance, everybody = random.Random(2), visitors(12_000, seed=3)
+        days = [chance.sample(everybody, 4_000) for _ in range(12)]
+        exact = len(set().union(*days))
+        merged = merge_sketches(Sketch.of(day).encode() for day in days)
+        assert merged.estimate() == pytest.approx(exact, rel=0.02)
+        assert sum(Sketch.of(day).estimate() for day in days) > 3 * exact
+
+
+class TestMerging:
+    def test_any_order_and_any_sizes_give_the_same(self) -> None:
+        parts = [visitors(count, seed) for seed, count in enumerate((1, 1_500, 1_500, 9_000, 0, 12_000))]
+        whole = Sketch.of(visitor for part in parts for visitor in part)
+        for order in (parts, parts[::-1], parts[3:] + parts[:3]):
+            merged = merge_sketches(Sketch.of(part).encode() for part in order)
+            assert merged.encode() == whole.encode()
+        assert abs(whole.estimate() / 24_001 - 1) < 0.02
+
+    def test_the_other_one_stays_as_it_is(self) -> None:
+        for count in (100, 5_000):
+            one, other = Sketch.of(visitors(5_000, 1)), Sketch.of(visitors(count, 2))
+            before = other.encode()
+            for receiver in (one, Sketch()):
+                receiver.merge(other)
+                receiver.add_many(visitors(3_000, 4))
+            assert other.encode() == before
+
+    def test_registers_are_compared_each_by_itself(self) -> None:
+        chance = random.Random(9)
+        one, other = (bytearray(chance.choices(range(35), k=2**15)) for _ in range(2))
+        assert sketches._highest(one, other) == bytearray(map(max, one, other))
+
+
+class TestStored:
+    def test_a_full_one_comes_back_as_it_was(self) -> None:
+        for count in (2_049, 20_000, 400_000):
+            sketch = Sketch()
+            sketch._take({random.Random(count).randbytes(6) for _ in range(1)})
+            chance = random.Random(count)
+            sketch._take({chance.randbytes(6) for _ in range(count)})
+            stored = sketch.encode()
+            assert stored is not None
+            assert len(stored) < 17_000
+            assert Sketch.decode(stored).registers == sketch.registers
+
+    def test_registers_that_are_far_apart_are_kept(self) -> None:
+        sketch = Sketch()
+        sketch.registers = bytearray([3] * 2**15)
+        for place, value in ((0, 34), (5, 18), (2**15 - 1, 17), (7, 3)):
+            sketch.registers[place] = value
+        assert Sketch.decode(sketch.encode()).registers == sketch.registers
+
+    def test_the_size_steps_up_gently(self) -> None:
+        sizes = [len(Sketch.of(visitors(count)).encode() or b"") for count in (1, 10, 1_000, 2_048, 2_049, 50_000)]
+        assert all(before < after for before, after in pairwise(sizes[:4]))
+        assert max(sizes) < 17_000
+
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            b"",
+            b"\x00",
+            b"\x01",
+            b"\x01abc",
+            b"\x01abcdefg",
+            b"\x02",
+            b"\x02\x00\x00",
+            b"\x02\x00\x00\x00" + bytes(16_383),
+            b"\x02\x00\x00\x00" + bytes(16_385),
+            b"\x02\x63\x00\x00" + bytes(16_384),
+            b"\x02\x00\x01\x00\xff\xff\x01" + bytes(16_384),
+            b"\x02\x00\x01\x00\x00\x00\x63" + bytes(16_384),
+            b"\x03" + bytes(16_384),
+        ],
+    )
+    def test_what_is_no_sketch_is_refused(self, stored: bytes) -> None:
+        with pytest.raises(ValueError, match="not a sketch"):
+            Sketch.decode(stored)
+
+
+def test_no_large_package_is_imported() -> None:
+    script = "import sys, refract.services.analytics.domain.sketches; print('numpy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
