@@ -73,6 +73,27 @@ class TestOnce:
         assert await world.effects() == list(range(400))
         assert world.counted("inbox_handled_total", reader=world.queue.name) == 400
 
+    async def test_a_batch_with_many_events_is_several_transactions(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A message may hold hundreds of events: how long a transaction takes does not go by the number of messages."""
+        monkeypatch.setattr(inbox, "MOST_EVENTS", 10)
+        sizes: list[int] = []
+
+        async def handle(tx: Transaction, events: Sequence[Event]) -> None:
+            sizes.append(len(events))
+            await add_effects(tx, events)
+
+        numbers = iter(range(100))
+        for size in (4, 6, 1, 25, 3, 3, 5):
+            events = [noted(next(numbers)) for _ in range(size)]
+            await world.bus.publish(replace(world.message(events[0]), body=encode_batch(events)))
+        async with world.bus.reader(world.queue) as reader:
+            assert await world.inbox(handle).settle(reader, await take(reader, 7)) == []
+        assert sizes == [10, 1, 25, 6, 5]
+        assert await world.effects() == list(range(47))
+        assert await nothing_is_left(world)
+
     async def test_what_is_settled_is_acknowledged(self, world: World) -> None:
         bad = Message(world.buses.exchange, Noted.routing_key(), b"{", "bad")
         for handle in (add_effects, Unlucky(ValueError("no"))):

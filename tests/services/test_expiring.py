@@ -6,7 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from refract.services.analytics.commands import expiring
-from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, SPANS, Place, Watermarks
+from refract.services.analytics.domain.periods import (
+    DAY,
+    EPOCH,
+    HOUR,
+    MONTH,
+    SPANS,
+    Place,
+    Watermarks,
+    end_of,
+    start_of,
+)
 from refract.services.analytics.store.folding import DETAILS
 from tests.support.databases import open_database
 from tests.support.periods import PeriodsWorld, a_click, people_of, periods, visitors_of
@@ -129,6 +139,22 @@ async def test_a_click_that_is_later_than_details_are_kept_takes_none_away(perio
     assert await detailed(periods, HOUR) == []
     # A day that nobody had seen before is folded into its month like any other.
     assert [row["clicks"] for row in await periods.rows(MONTH)] == [5]
+
+
+@pytest.mark.parametrize(("now", "late"), [(FEBRUARY + 20 * DAYS, 10), (FEBRUARY + 500 * DAYS, 80)])
+async def test_a_late_click_in_a_stretch_without_any_is_not_folded_from_rows_without_details(
+    periods: PeriodsWorld, now: datetime, late: int
+) -> None:
+    periods.kept["hours_kept"] = timedelta(days=5)
+    await periods.count(a_click(FEBRUARY, country="DE"))
+    periods.pass_to(now)
+    await keep_house(periods)
+    moment = FEBRUARY + late * DAYS
+    await periods.count(a_click(moment, visitor=7, country="PL"))
+    for _ in range(2):
+        begin, end = start_of(moment, MONTH), end_of(start_of(moment, MONTH), MONTH)
+        assert await periods.answer("abc", begin, end) == periods.recount("abc", begin, end)
+        await keep_house(periods)
 
 
 async def test_the_first_click_ever_may_be_very_old(periods: PeriodsWorld) -> None:

@@ -122,6 +122,11 @@ def walks_a_table(line: str) -> bool:
     return words[:1] == ["SCAN"] and words[1] in {"links", "totals", "rollups", "clicks"} and "USING" not in words
 
 
+def finds_by_index(line: str) -> bool:
+    """Whether a line says what is looked for in an index."""
+    return "Index Cond:" in line or (line.startswith("SEARCH") and "folding" not in line)
+
+
 async def test_every_statement_goes_down_an_index_and_into_few_partitions(crowded: Database) -> None:
     plans = {
         name: await plan_of(crowded, statement, ONE_USER if statement in USERS else ONE_LINK)
@@ -129,6 +134,9 @@ async def test_every_statement_goes_down_an_index_and_into_few_partitions(crowde
     }
     walking = {name: plan for name, plan in plans.items() if any(map(walks_a_table, plan))}
     assert walking == {}
+    for name, statement in STATEMENTS.items():
+        if statement not in USERS:  # it is about one link, and reads nothing of another
+            assert all("short_code" in line for line in plans[name] if finds_by_index(line)), plans[name]
     if crowded.dialect == "postgresql":
         for name in ("edges", "newest"):
             read = {part for line in plans[name] for part in re.findall(r" on (clicks_\w+)", line)}

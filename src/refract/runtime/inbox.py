@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,9 @@ Handle = Callable[[Transaction, Sequence[Event]], Awaitable[None]]
 ATTEMPTS = 5
 PARTS = 8
 """Into so many a batch that failed is divided: more would be many small transactions, fewer much work done again."""
+
+MOST_EVENTS = 10_000
+"""So many events go into one transaction, or one message: a message may hold a thousand, a reader hundreds of those."""
 
 PRUNE_BATCH = 1000
 FIRST_PAUSE = 0.01
@@ -159,13 +162,13 @@ class Inbox:
         readable = [letter for letter in letters if not letter.unreadable]
         fresh = [letter for letter in readable if not letter.delivery.redelivered]
         again = [letter for letter in readable if letter.delivery.redelivered]
-        if fresh:
-            failed += await self._settle_together(reader, fresh)
+        for piece in _pieces(fresh):
+            failed += await self._settle_together(reader, piece)
         if again:
             # A broker that was killed delivers everything again: a second delivery alone is no reason to go slowly.
             second, suspects = await self._told_apart(again)
-            if second:
-                failed += await self._settle_together(reader, second, counted=True)
+            for piece in _pieces(second):
+                failed += await self._settle_together(reader, piece, counted=True)
             for letter in suspects:
                 await self.settle_alone(reader, letter)
         return failed
@@ -338,6 +341,20 @@ class Inbox:
         logger.warning("reader waits for a dependency", extra={"queue": self._queue.name, "error": str(error)})
         await asyncio.sleep(pause)
         return pause
+
+
+def _pieces(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
+    """Letters in their order, as many together as may go into one transaction, and at least one."""
+    piece: list[Letter] = []
+    events = 0
+    for letter in letters:
+        if piece and events + len(letter.events) > MOST_EVENTS:
+            yield piece
+            piece, events = [], 0
+        piece.append(letter)
+        events += len(letter.events)
+    if piece:
+        yield piece
 
 
 def _reason(error: Exception) -> str:

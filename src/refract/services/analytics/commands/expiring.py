@@ -78,8 +78,8 @@ class Expiry:
             coarser = span + 1
             if unfolded := await reads.fetch_one(FIRST_ROW, span=span, moment=watermarks.until[coarser]):
                 moments.append(start_of(unfolded["starts_at"], UNIT[span]))
-            marks = [await reads.fetch_one(FIRST_MARK, span=marked) for marked in (DAY, MONTH)]
-            moments.extend(start_of(mark["starts_at"], UNIT[span]) for mark in marks if mark)
+            if mark := await reads.fetch_one(FIRST_MARK, span=coarser):
+                moments.append(mark["starts_at"])
         return min(moments)
 
     async def _clear(self, span: int, expired: datetime) -> int:

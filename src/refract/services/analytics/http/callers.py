@@ -1,6 +1,5 @@
-"""Who asks: an owner with a token, or anybody at all where statistics are public."""
+"""Who reads what is public: anybody at all, or somebody with a token."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litestar import Request
@@ -21,13 +20,3 @@ def reader_from(tokens: TokenVerifier) -> Provide:
         return claims
 
     return Provide(find_reader, sync_to_thread=False)
-
-
-def token_first(tokens: TokenVerifier) -> Callable[[Any], Awaitable[None]]:
-    """Refuses strangers before anything else about their request is looked at."""
-    find_caller = caller_from(tokens).dependency
-
-    async def check(request: Any) -> None:
-        find_caller(request)
-
-    return check

@@ -8,7 +8,7 @@ from refract.kernel.clock import Clock
 from refract.runtime.ports import Database
 from refract.runtime.tokens import TokenVerifier
 from refract.runtime.web import WANTS_TOKEN
-from refract.services.analytics.http.callers import reader_from, token_first
+from refract.services.analytics.http.callers import reader_from
 from refract.services.analytics.http.owners import owner_routes, summary_routes
 from refract.services.analytics.http.public import public_routes
 from refract.services.analytics.http.streams import click_routes, live_routes
@@ -23,7 +23,7 @@ from refract.services.analytics.queries.summary import SummaryQueries
 def analytics_routes(
     database: Database, clock: Clock, tokens: TokenVerifier, watch: LiveWatch, *, stats_public: bool
 ) -> list[Any]:
-    """The handlers on one database. Two are open to all, the others want a token before anything else."""
+    """The handlers on one database. Two are open to all, the others want a token."""
     reader = Reader(database)
     own = [
         *owner_routes(OwnerQueries(reader), clock),
@@ -34,5 +34,5 @@ def analytics_routes(
     public = public_routes(StatsQueries(reader, clock, stats_public=stats_public))
     return [
         Router("/", route_handlers=public, dependencies={"reader": reader_from(tokens)}),
-        Router("/", route_handlers=own, before_request=token_first(tokens), security=WANTS_TOKEN),
+        Router("/", route_handlers=own, security=WANTS_TOKEN),
     ]
