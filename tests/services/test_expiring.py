@@ -62,6 +62,9 @@ async def test_days_lose_their_details_after_a_year_and_months_after_five(period
     periods.pass_to(datetime(2027, 3, 1, tzinfo=UTC))
     await keep_house(periods)
     assert await detailed(periods, DAY) == [MARCH + number * DAYS for number in range(12)]
+    periods.pass_to(datetime(2027, 3, 31, tzinfo=UTC))
+    await keep_house(periods)
+    assert len(await detailed(periods, DAY)) == 12  # the days of a month go together, because it is made of them
     [february, _] = await periods.rows(MONTH)
     assert (people_of(february, "os"), visitors_of(february)) == ({"Linux": 28}, 28)
     periods.pass_to(datetime(2031, 3, 1, tzinfo=UTC) + 2 * DAYS)
@@ -155,6 +158,16 @@ async def test_a_late_click_in_a_stretch_without_any_is_not_folded_from_rows_wit
         begin, end = start_of(moment, MONTH), end_of(start_of(moment, MONTH), MONTH)
         assert await periods.answer("abc", begin, end) == periods.recount("abc", begin, end)
         await keep_house(periods)
+
+
+async def test_days_are_kept_at_least_as_long_as_hours(periods: PeriodsWorld) -> None:
+    periods.kept.update(hours_kept=timedelta(days=100), days_kept=timedelta(days=35), months_kept=timedelta(days=1))
+    await periods.count(a_click(FEBRUARY, country="DE"), a_click(FEBRUARY + DAYS, country="FR"))
+    periods.pass_to(FEBRUARY + 80 * DAYS)
+    await keep_house(periods)
+    await periods.count(a_click(FEBRUARY, visitor=5, country="PL"))
+    await keep_house(periods)
+    assert await periods.answer("abc", FEBRUARY, MARCH) == periods.recount("abc", FEBRUARY, MARCH)
 
 
 async def test_the_first_click_ever_may_be_very_old(periods: PeriodsWorld) -> None:

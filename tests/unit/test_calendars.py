@@ -75,6 +75,12 @@ def test_clocks_that_change_by_half_an_hour() -> None:
     ]
 
 
+def test_a_range_that_begins_in_an_hour_cut_short_by_the_clocks() -> None:
+    for start, name in (("2026-10-03T15:45Z", "2026-10-03T15:30:00Z"), ("2026-04-04T15:10Z", "2026-04-04T15:00:00Z")):
+        end = (at(start) + timedelta(minutes=5)).isoformat()
+        assert shown(start, end, Interval.HOUR, "Australia/Lord_Howe") == [(name, "0:05:00")]
+
+
 def test_a_day_without_midnight_begins_when_the_clocks_jump() -> None:
     # Cairo, 24 April 2026: 00:00 becomes 01:00.
     assert midnight(date(2026, 4, 24), zone_of("Africa/Cairo")) == at("2026-04-23T22:00Z")

@@ -31,8 +31,8 @@ async def clicked_periods(reader: Reader, link: KnownLink, size: int) -> dict[da
         for start in _inside(moment_of(minute), span, size)
     ]
     rows, stale = await asyncio.gather(reader.stretch_rows(link, stretches), reader.counts(link, again))
-    marked = {(span, moment_of(minute)) for span, minute in folded.stale}
-    counted = _by_period((row for row in rows if (row["span"], row["starts_at"]) not in marked), size)
+    counted = _by_period(rows, size)
+    # What the rows of marked periods say is too little, and is put right here.
     counted.update({part.start: counts for part, counts in zip(again, stale, strict=True) if counts.clicks})
     return counted
 
