@@ -9,6 +9,7 @@ import pytest
 from refract.runtime.statements import Statement
 from refract.services.analytics.commands import partitioning
 from refract.services.analytics.store.expiry import PARTITIONS
+from refract.services.analytics.store.periods import BE_BRIEF
 from tests.support.clocks import START
 from tests.support.databases import open_database
 from tests.support.periods import PeriodsWorld, a_click, open_periods, periods
@@ -80,7 +81,7 @@ async def test_a_day_that_has_clicks_in_the_default_partition_stays_there(partit
 
 
 async def test_clicks_over_their_time_go(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitioning, "DELETE_BATCH", 2)
+    monkeypatch.setattr(partitioning, "DELETE_BATCH", 1)
     monkeypatch.setattr(partitioning, "PAGE", 2)
     house = periods.house()
     await house.prepare()
@@ -139,6 +140,18 @@ async def test_somebody_who_reads_at_length_is_not_waited_for(
     assert "partition not made; will retry" in caplog.messages
     assert await house.partitions.make() == 8
     assert await house.partitions.drop() == 4
+
+
+async def test_whoever_wants_a_lock_of_the_schema_gives_up_soon(partitioned: PeriodsWorld) -> None:
+    """All others wait behind it; and only in its own transaction, because the connection serves others next."""
+    patience = Statement("patience", "How long one waits.", "SELECT current_setting('lock_timeout') AS patience")
+    seen = []
+    for brief in (True, False):
+        async with partitioned.database.transaction() as tx:
+            if brief:
+                await tx.execute(BE_BRIEF)
+            seen += [row["patience"] for row in await tx.fetch(patience)]
+    assert seen == ["1s", "5s"]
 
 
 async def test_what_others_attach_is_left_alone(partitioned: PeriodsWorld) -> None:

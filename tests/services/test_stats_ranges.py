@@ -334,6 +334,33 @@ async def test_many_visitors_are_counted_within_two_percent(stats: StatsWorld) -
         assert abs(point["visitors"] - days.get(point["period"], 0)) <= 0.02 * days.get(point["period"], 0)
 
 
+# Late clicks.
+
+
+async def test_a_late_click_is_counted_before_its_day_is_folded_again(stats: StatsWorld) -> None:
+    """The rows of its day and month do not know it yet; those of its hours do."""
+    days_ago, weeks_ago = START - 3 * DAY, START - 15 * DAY
+    await stats.click(days_ago, weeks_ago, country="DE", visitor=1)
+    await stats.fold()
+    await stats.click(days_ago, weeks_ago, weeks_ago, country="FR", visitor=2)
+    assert await stats.periods.marks(), "they are marked to be folded again"
+    for _ in range(2):
+        shown = await stats.read("abc")
+        assert (shown["total_clicks"], shown["clicks_last_7d"]) == (5, 2)
+        for interval in ("day", "hour"):
+            timeline = await stats.read("abc/timeline", interval=interval)
+            assert [point["clicks"] for point in timeline["points"]] == [3, 2]
+        series = dict(points(await stats.read("abc/series", from_="2026-02-01", interval="month")))
+        assert series == {"2026-02-01": 5, "2026-03-01": 0}
+        breakdown = await stats.read("abc/breakdown", by="country", from_="2026-02-01")
+        assert [(value["value"], value["clicks"]) for value in breakdown["values"]] == [("FR", 3), ("DE", 2)]
+        assert (await stats.read("abc/visitors", from_="2026-02-01", interval="month"))["visitors"] == 2
+        assert (await stats.read("summary"))["clicks_last_7d"] == 2
+        assert len((await stats.read("abc/clicks"))["clicks"]) == 5
+        await stats.fold()
+    assert not await stats.periods.marks()
+
+
 # Summary.
 
 
