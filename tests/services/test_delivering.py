@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 
 from refract.runtime.telemetry import log_fields
-from refract.services.notifications.commands.clearing import KEPT, Clearing
-from refract.services.notifications.domain.sending import MAX_ATTEMPTS, Away, Delivery, NotDelivered, Postponed, Refused
+from refract.services.notifications.domain.sending import MAX_ATTEMPTS, Away, Postponed, Refused
 from refract.services.notifications.store.deliveries import LEASE
 from tests.support.deliveries import (
     TO,
     Deliveries,
+    Sending,
     deliveries,
     notifications_dsn,
     notifications_file,
@@ -26,44 +26,6 @@ from tests.support.worlds import running
 __all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
 
 MINUTE = timedelta(minutes=1)
-
-
-class Sending:
-    """A channel that does what it is told to, and notes it."""
-
-    name = "email"
-    one_each = False
-
-    def __init__(self, *errors: BaseException | None, places: int = 4) -> None:
-        self.errors = list(errors)
-        self.places = places
-        self.sent: list[Delivery] = []
-        self.settlements: list[tuple[str, NotDelivered | None, bool]] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.under_way = 0
-        self.most_under_way = 0
-
-    async def send(self, delivery: Delivery) -> str:
-        self.sent.append(delivery)
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
-        try:
-            await self.gate.wait()
-        finally:
-            self.under_way -= 1
-        error = self.errors.pop(0) if self.errors else None
-        if error is not None:
-            raise error
-        return f"copy-{delivery.id}"
-
-    async def settled(
-        self, _tx: object, delivery: Delivery, _now: object, error: NotDelivered | None, *, for_good: bool
-    ) -> None:
-        self.settlements.append((delivery.id, error, for_good))
-
-    async def close(self) -> None:
-        pass
 
 
 async def test_a_mail_is_sent_once_and_written_down(deliveries: Deliveries) -> None:
@@ -376,40 +338,3 @@ async def test_but_it_is_not_waited_for_long(deliveries: Deliveries, caplog: pyt
     assert "deliveries cut off" in caplog.text
     deliveries.clock.advance(LEASE.total_seconds())
     assert await deliveries.round(deliveries.lane(Sending())) == 1
-
-
-async def test_what_is_over_is_forgotten_after_its_time(deliveries: Deliveries) -> None:
-    sent = await deliveries.add()
-    await deliveries.round(deliveries.lane(Sending()))
-    clearing = Clearing(deliveries.database, deliveries.clock)
-    deliveries.clock.advance(KEPT.total_seconds())
-    waiting = await deliveries.add()
-    assert await clearing.clear() == 0
-    deliveries.clock.advance(1)
-    assert await clearing.clear() == 1
-    [row] = await deliveries.rows()
-    assert row["id"] == waiting != sent
-
-
-async def test_what_nobody_delivers_is_given_up(deliveries: Deliveries) -> None:
-    """SMTP_URL was taken away, and the mails are still there."""
-    notification = await deliveries.add_notification()
-    delivery = await deliveries.add(notification_id=notification)
-    deliveries.clock.advance(7 * 86_400)
-    await Clearing(deliveries.database, deliveries.clock).clear()
-    assert (await deliveries.row(delivery))["status"] == "pending"
-    deliveries.clock.advance(1)
-    await Clearing(deliveries.database, deliveries.clock).clear()
-    row = await deliveries.row(delivery)
-    assert (row["status"], row["last_error"], row["text"]) == ("failed", "not delivered within 7 days", "")
-    assert [told["status"] for told in await deliveries.notifications()] == ["failed"]
-
-
-async def test_a_clock_that_was_set_back_delays_nothing_for_long(deliveries: Deliveries) -> None:
-    delivery = await deliveries.add()
-    deliveries.clock.advance(-86_400)
-    lane = deliveries.lane(Sending())
-    assert await deliveries.round(lane) == 0
-    await Clearing(deliveries.database, deliveries.clock).clear()
-    assert await deliveries.round(lane) == 1
-    assert (await deliveries.row(delivery))["status"] == "sent"

@@ -378,3 +378,15 @@ async def test_a_walk_would_be_seen(database: Database) -> None:
     for sql in (f"{everybody} WHERE notes = :text", f"{everybody} ORDER BY id DESC LIMIT :limit"):
         plan = await plan_of(database, Statement("walk", "Reads every link.", sql), {"text": "x", "limit": 3})
         assert any(map(walks_the_table, plan)), plan
+
+
+PORTION = Statement(
+    "portion",
+    "Reads how much waits for the index of the search before somebody has to put it in.",
+    "SELECT array_to_string(reloptions, ',') AS options FROM pg_class WHERE relname = 'links_search'",
+    sqlite="SELECT 'gin_pending_list_limit=256' AS options",
+)
+
+
+async def test_nobody_waits_for_four_megabytes_of_the_index(database: Database) -> None:
+    assert await database.fetch(PORTION) == [{"options": "gin_pending_list_limit=256"}]

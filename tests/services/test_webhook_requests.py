@@ -251,7 +251,8 @@ async def test_what_is_no_url_fails_as_a_request(url: str) -> None:
 async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiver() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url(path=""))
-        monkeypatch.setattr(socket, "getaddrinfo", Names(["127.0.0.1"]))
+        monkeypatch.setattr(socket, "getaddrinfo", Names(["10.0.0.1"]))
+        monkeypatch.setattr(public_connections, "is_public", lambda address: address == "127.0.0.1")
         assert str(await failure("http://hook.example/", allow_private=False)) == PRIVATE
     assert proxy.connections == 0
 

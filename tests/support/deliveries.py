@@ -1,5 +1,6 @@
 """Deliveries in one mode: a migrated database, lanes to deliver by, and what became of everything."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
@@ -20,6 +21,7 @@ from refract.services.notifications.adapters.smtp import MailServer
 from refract.services.notifications.adapters.webhooks import WebhookClient
 from refract.services.notifications.commands.channels import Channel, MailChannel, WebhookChannel
 from refract.services.notifications.commands.delivering import Lane
+from refract.services.notifications.domain.sending import Delivery, NotDelivered
 from refract.services.notifications.domain.webhooks import new_secret
 from refract.services.notifications.settings.sending import MailSettings
 from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
@@ -49,6 +51,44 @@ ADD_NOTIFICATION = Statement(
     VALUES (:id, :user_id, 'url.created', 'event', 'x', :payload, 'pending', :now)
     """,
 )
+
+
+class Sending:
+    """A channel that does what it is told to, and notes it."""
+
+    name = "email"
+    one_each = False
+
+    def __init__(self, *errors: BaseException | None, places: int = 4) -> None:
+        self.errors = list(errors)
+        self.places = places
+        self.sent: list[Delivery] = []
+        self.settlements: list[tuple[str, NotDelivered | None, bool]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.under_way = 0
+        self.most_under_way = 0
+
+    async def send(self, delivery: Delivery) -> str:
+        self.sent.append(delivery)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self.gate.wait()
+        finally:
+            self.under_way -= 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return f"copy-{delivery.id}"
+
+    async def settled(
+        self, _tx: object, delivery: Delivery, _now: object, error: NotDelivered | None, *, for_good: bool
+    ) -> None:
+        self.settlements.append((delivery.id, error, for_good))
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass
