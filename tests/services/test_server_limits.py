@@ -352,6 +352,21 @@ async def test_an_event_stream_may_last() -> None:
         assert (await client.answer()).text == "data: 1\n\n"
 
 
+async def test_an_answer_in_pieces_only_has_to_be_read() -> None:
+    pieces = 4
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/csv")]})
+        for _ in range(pieces):
+            await send({"type": "http.response.body", "body": b"row\r\n", "more_body": True})
+            async with await Client.connect(server.port) as witness:  # a deadline passes
+                assert await witness.is_closed()
+        await send({"type": "http.response.body", "body": b""})
+
+    async with running(app, limits=HASTY) as server:
+        assert (await fetch(server.port, "/")).body == b"row\r\n" * pieces
+
+
 async def test_keeps_the_date_and_does_not_name_itself() -> None:
     async with running(echo) as server:
         answer = await fetch(server.port, "/")

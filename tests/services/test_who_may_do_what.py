@@ -13,8 +13,10 @@ import pytest
 
 from refract.kernel.clock import SystemClock
 from refract.runtime.statements import Statement
+from refract.services.analytics.commands.following import follow_links
 from refract.services.identity.commands.mailing import KEEP_TOKEN
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose, token_hash
+from refract.services.links.api import UrlCreated
 from refract.services.notifications.commands.telling import Telling
 from refract.services.notifications.domain.notices import Notice
 from tests.support.forging import forgeries, token
@@ -26,6 +28,7 @@ __all__ = ["house"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PUBLIC = {
+    *(("analytics", method, f"/stats/{{code}}{more}") for method in ("GET", "HEAD") for more in ("", "/timeline")),
     ("identity", "POST", "/login"),
     ("identity", "POST", "/register"),
     ("identity", "POST", "/reset"),
@@ -90,6 +93,7 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
     code, alice = hers.code, hers.alice
     posing = {"user_id": alice.id, "created_by": alice.id, "workspace_id": alice.id, "owner_email": alice.email}
     mine = {"user_id": alice.id, "email": alice.email}
+    stats, by_country = "analytics", "?by=country"
     link, identity, told, evil = "links", "identity", "notifications", "https://evil.example/"
     pages = (
         "",
@@ -122,6 +126,15 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
             Trial([200], {"urls": [hers.url, {**posing, "url": hers.url}, {"url": evil, "custom_code": code}]}),
         ],
         (link, "GET", "/{code}"): [],  # a short link is for everybody
+        (stats, "GET", "/stats/{code}"): [],  # and so are its numbers, unless she closes them
+        (stats, "GET", "/stats/{code}/timeline"): [],
+        (stats, "GET", "/stats/{code}/series"): [Trial([403]), Trial([403], query=f"?user_id={alice.id}")],
+        (stats, "GET", "/stats/{code}/breakdown"): [Trial([403], query=by_country)],
+        (stats, "GET", "/stats/{code}/visitors"): [Trial([403])],
+        (stats, "GET", "/stats/{code}/clicks"): [Trial([403])],
+        (stats, "GET", "/stats/{code}/export"): [Trial([403]), Trial([403], query="?format=jsonl")],
+        (stats, "GET", "/stats/{code}/live"): [Trial([403])],
+        (stats, "GET", "/stats/summary"): [Trial([200]), Trial([200], query=f"?user_id={alice.id}")],
         (identity, "GET", "/me"): [Trial([200]), Trial([200], query=f"?user_id={alice.id}")],
         (identity, "POST", "/logout"): [Trial([204], mine)],
         (identity, "POST", "/password"): [
@@ -188,6 +201,7 @@ async def settle(house: House) -> tuple[Hers, Person]:
         )
         assert answer.status == 201, answer.body
         made.append(answer.json["short_code"])
+    await clicked(house, alice, made[0])
     page = await house.call(GATEWAY, "GET", "/api/urls?limit=1", token=house.token(alice.id, alice.email))
     return Hers(
         alice,
@@ -199,6 +213,22 @@ async def settle(house: House) -> tuple[Hers, Person]:
         await notified(house, alice, made[0]),
         await hooked(house, alice),
     ), bob
+
+
+async def clicked(house: House, person: Person, code: str) -> None:
+    """Let analytics know whose a link is, as it hears it from links."""
+    event = UrlCreated(
+        occurred_at=SystemClock().now(),
+        event_id=UrlCreated.new_id(),
+        short_code=code,
+        original_url="https://example.com/",
+        user_id=person.id,
+        user_email=person.email,
+        title="alices-title",
+        order=1,
+    )
+    async with house.databases["analytics"].transaction() as tx:
+        await follow_links(tx, [event])
 
 
 async def notified(house: House, person: Person, code: str) -> str:
@@ -286,7 +316,10 @@ async def assert_the_owner_may(house: House, hers: Hers) -> None:
     signed = house.token(hers.alice.id, hers.alice.email)
     operations = [one for one in await house.operations() if one.wants_token and "{" in one.path]
     for operation in sorted(operations, key=lambda one: one.method == "DELETE"):
+        if operation.method == "GET" and operation.path.endswith("/live"):
+            continue  # it has no end; to HEAD it says whether she may
         target = operation.target(GATEWAY, code=hers.code, id=hers.notification)
+        target += "?by=country" if target.endswith("/breakdown") else ""
         body = {"title": "hers"} if operation.method == "PATCH" else None
         answer = await house.call(GATEWAY, operation.method, target, body, token=signed)
         assert answer.status in {200, 204}, f"{operation.method} {target}: {answer.status} {answer.body!r}"

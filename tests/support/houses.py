@@ -47,7 +47,7 @@ from tests.support.stack import drop_databases
 
 GATEWAY = "gateway"
 BASE_URL = "http://sho.rt"
-WITH_OPERATIONS = ("links", "identity", "notifications")
+WITH_OPERATIONS = ("links", "analytics", "identity", "notifications")
 """The services that serve something, and so the ones that distributed mode is tried with: a database takes its time."""
 
 _TABLES = {

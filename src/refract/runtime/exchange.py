@@ -41,6 +41,8 @@ class Exchange(RequestResponseCycle):
 
     body_refused = False
     lingers = False
+    in_pieces = False
+    """Whether the answer leaves in pieces, as it is made: then it takes as long as the client takes to read it."""
     response_headers: Iterable[tuple[bytes, bytes]] = ()
 
     @property
@@ -88,7 +90,9 @@ class Exchange(RequestResponseCycle):
             if self.more_body:
                 # An answer before the end of its request: what still comes in can only be thrown away.
                 self.lingers, self.keep_alive = True, False
-        elif self.lingers and not message.get("more_body", False):
+        elif message.get("more_body", False):
+            self.in_pieces = True
+        elif self.lingers:
             self.keep_alive = True  # the connection closes itself, once the client could read the answer
         await super().send(message)
 

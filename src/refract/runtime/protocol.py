@@ -332,7 +332,7 @@ class Connection(RepeatedHeads):
         if not self._turns or now - self._turn_since < self._limits.send:
             return False
         turn = self._turns[0]
-        return not (isinstance(turn, Exchange) and turn.is_stream)
+        return not (isinstance(turn, Exchange) and (turn.is_stream or turn.in_pieces))
 
     def _is_stuck(self, now: float) -> bool:
         if not self.transport.get_write_buffer_size():

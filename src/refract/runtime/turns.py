@@ -43,7 +43,7 @@ class ServerLimits:
     receive: float = 5.0
     """From the first byte of a request to its last."""
     send: float = 10.0
-    """From the start of its handling to the last byte of the answer. An event stream only has to be read."""
+    """From the start of its handling to the last byte of the answer. What leaves in pieces only has to be read."""
     idle: float = 120.0
 
 
