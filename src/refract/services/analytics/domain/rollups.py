@@ -3,6 +3,7 @@
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -113,6 +114,8 @@ def _packed(counts: Mapping[int, tuple[int, int]], size: int) -> bytes | None:
 def unpack_parts(stored: bytes | None, span: int) -> tuple[list[int], list[int]]:
     """The counts of all clicks and of those of bots, part by part; what is none is a ValueError."""
     size = PARTS[span]
+    if stored is not None and stored[:1] != _SPARSE:
+        return _dense(stored, size)
     clicks, bot_clicks = [0] * size, [0] * size
     for part, (count, bots) in _entries(stored, span).items():
         clicks[part], bot_clicks[part] = count, bots
@@ -123,17 +126,26 @@ def _entries(stored: bytes | None, span: int) -> dict[int, tuple[int, int]]:
     """The parts that have clicks, with their counts."""
     if stored is None:
         return {}
-    kind, size = stored[:1], PARTS[span]
-    try:
-        if kind == _SPARSE:
-            entries = {part: (count, bots) for part, count, bots in _ENTRY.iter_unpack(stored[1:])}
-            if entries and max(entries) < size:
-                return entries
-        elif kind == _PEOPLE:
-            return {part: (count, 0) for part, count in enumerate(struct.unpack(f"<{size}I", stored[1:])) if count}
-        elif kind == _BOTH:
-            both = struct.unpack(f"<{2 * size}I", stored[1:])
-            return {part: pair for part, pair in enumerate(zip(both[:size], both[size:], strict=True)) if pair[0]}
-    except struct.error:
-        pass
-    raise ValueError("not the parts of a period")
+    size = PARTS[span]
+    if stored[:1] != _SPARSE:
+        pairs = zip(*_dense(stored, size), strict=True)
+        return {part: pair for part, pair in enumerate(pairs) if pair[0]}
+    with suppress(struct.error):
+        entries = {part: (count, bots) for part, count, bots in _ENTRY.iter_unpack(stored[1:])}
+        if entries and max(entries) < size:
+            return entries
+    raise ValueError(_NO_PARTS)
+
+
+def _dense(stored: bytes, size: int) -> tuple[list[int], list[int]]:
+    """The counts of a row that has one for each part."""
+    with suppress(struct.error):
+        if stored[:1] == _PEOPLE:
+            return [*struct.unpack(f"<{size}I", stored[1:])], [0] * size
+        if stored[:1] == _BOTH:
+            both = [*struct.unpack(f"<{2 * size}I", stored[1:])]
+            return both[:size], both[size:]
+    raise ValueError(_NO_PARTS)
+
+
+_NO_PARTS = "not the parts of a period"

@@ -15,12 +15,15 @@ from refract.services.notifications.adapters.webhooks import WebhookClient
 from refract.services.notifications.domain.letters import Letter, check_address, message_id_of, written
 from refract.services.notifications.domain.sending import Delivery, Gone, NotDelivered, Refused, reason_of
 from refract.services.notifications.domain.webhooks import signed_headers
-from refract.services.notifications.store.deliveries import FAIL_ALL_TO, MARK_NOTIFICATION
+from refract.services.notifications.store.deliveries import FAIL_SOME_TO, mark_notifications, told_by
 
 log = logging.getLogger(__name__)
 
 SUSTAINED = timedelta(hours=12)
 """A webhook that lets a delivery fail to the last attempt, and has taken nothing for so long, is disabled."""
+HOPELESS = timedelta(days=1)
+"""One that has taken nothing for so long is disabled by any failure: with many on their way, none gets to its last."""
+FAILED_AT_ONCE = 1000
 
 FIND_WEBHOOK = Statement(
     "find_webhook", "Reads where a webhook is.", "SELECT user_id, url, secret, status FROM webhooks WHERE id = :id"
@@ -84,7 +87,7 @@ class MailChannel:
 
     name = "email"
     places = 4
-    one_each = False
+    one_each = True  # who has thousands coming must not keep others from the link that opens their account
 
     def __init__(self, server: MailServer, clock: Clock) -> None:
         self._server = server
@@ -107,9 +110,9 @@ class MailChannel:
         self, tx: Transaction, delivery: Delivery, now: datetime, error: NotDelivered | None, *, for_good: bool
     ) -> None:
         """What becomes of the mail becomes of its notification, which is pending until then."""
-        if for_good and delivery.notification_id is not None:
-            status, sent_at = ("sent", now) if error is None else ("failed", None)
-            await tx.execute(MARK_NOTIFICATION, id=delivery.notification_id, status=status, sent_at=sent_at)
+        if for_good:
+            told = told_by(delivery.notification_id, delivery.payload)
+            await mark_notifications(tx, told, now if error is None else None)
 
     async def close(self) -> None:
         """Each mail has a connection of its own: there is nothing to close."""
@@ -151,7 +154,7 @@ class WebhookChannel:
         row = await tx.fetch_one(WEBHOOK_FAILS, id=delivery.recipient, now=now, reason=reason)
         if row is None:
             return  # removed, or off already
-        if isinstance(error, Gone) or (for_good and now - row["failing_since"] >= SUSTAINED):
+        if isinstance(error, Gone) or now - row["failing_since"] >= (SUSTAINED if for_good else HOPELESS):
             await self._disable(tx, delivery.recipient, reason, now)
 
     async def close(self) -> None:
@@ -162,7 +165,9 @@ class WebhookChannel:
         row = await tx.fetch_one(FIND_WEBHOOK, id=webhook)
         if row is None or not await tx.execute(DISABLE_WEBHOOK, id=webhook, now=now, reason=reason):
             return
-        await tx.execute(FAIL_ALL_TO, channel=self.name, recipient=webhook, reason="the webhook is disabled")
+        await tx.execute(
+            FAIL_SOME_TO, channel=self.name, recipient=webhook, reason="the webhook is disabled", batch=FAILED_AT_ONCE
+        )
         await self._notice(
             tx,
             user_id=row["user_id"],

@@ -3,18 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Unavailable
-from refract.runtime.ports import Database
+from refract.runtime.ports import Database, Transaction
 from refract.services.notifications.domain.sending import LONGEST_PAUSE
-from refract.services.notifications.store.deliveries import (
-    GIVE_UP_NOTIFICATIONS,
-    GIVE_UP_OLD,
-    HURRY,
-    PRUNE,
-)
+from refract.services.notifications.store.deliveries import GIVE_UP, HURRY, OLD, PRUNE, mark_notifications, told_by
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +17,7 @@ CLEAR_SECONDS = 3600.0
 BATCH = 1000
 KEPT = timedelta(days=30)
 TOO_OLD = timedelta(days=7)
+TOO_LATE = f"not delivered within {TOO_OLD.days} days"
 
 Pause = Callable[[float], Awaitable[object]]
 
@@ -46,17 +42,28 @@ class Clearing:
     async def clear(self) -> int:
         """Do it once, in batches that hold no lock for long; returns how many rows are gone."""
         now = self._clock.now()
-        async with self._database.transaction() as tx:
-            await tx.execute(HURRY, now=now, never=now + 2 * LONGEST_PAUSE)
-            reason = f"not delivered within {TOO_OLD.days} days"
-            await tx.execute(GIVE_UP_NOTIFICATIONS, now=now, before=now - TOO_OLD)
-            given_up = await tx.execute(GIVE_UP_OLD, now=now, before=now - TOO_OLD, reason=reason)
+        await self._in_batches(lambda tx: tx.execute(HURRY, now=now, never=now + 2 * LONGEST_PAUSE, batch=BATCH))
+        given_up = await self._in_batches(lambda tx: _give_up(tx, now))
         if given_up:
-            log.warning("deliveries given up", extra={"deliveries": given_up, "reason": reason})
+            log.warning("deliveries given up", extra={"deliveries": given_up, "reason": TOO_LATE})
+        return await self._in_batches(lambda tx: tx.execute(PRUNE, before=now - KEPT, batch=BATCH))
+
+    async def _in_batches(self, clear: Callable[[Transaction], Awaitable[int]]) -> int:
+        """Repeat a batch, each in a transaction of its own, until one is not full; returns how many rows in all."""
         cleared = 0
         while True:
             async with self._database.transaction() as tx:
-                deleted = await tx.execute(PRUNE, before=now - KEPT, batch=BATCH)
-            cleared += deleted
-            if deleted < BATCH:
+                batch = await clear(tx)
+            cleared += batch
+            if batch < BATCH:
                 return cleared
+
+
+async def _give_up(tx: Transaction, now: datetime) -> int:
+    rows = await tx.fetch(OLD, now=now, before=now - TOO_OLD, batch=BATCH)
+    if rows:
+        await tx.execute(GIVE_UP, ids=[row["id"] for row in rows], reason=TOO_LATE)
+        mails = [row for row in rows if row["channel"] == "email"]
+        told = {told for row in mails for told in told_by(row["notification_id"], row["payload"])}
+        await mark_notifications(tx, told, None)
+    return len(rows)

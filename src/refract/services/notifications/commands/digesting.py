@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Unavailable
@@ -14,7 +14,7 @@ from refract.services.notifications.commands.telling import FOOTER, log_mail
 from refract.services.notifications.domain.digests import Line, digest_lines, digest_subject, next_digest
 from refract.services.notifications.domain.letters import letter_of_lines
 from refract.services.notifications.domain.preferences import Digest
-from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
+from refract.services.notifications.store.deliveries import TELLS_OF, NewDelivery, add_deliveries
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,15 @@ DUE_DIGEST = Statement(
     sqlite=_DUE,
 )
 
+NEVER = timedelta(days=8)
+HURRY_DIGESTS = Statement(
+    "hurry_digests",
+    "Makes those due that would not be for longer than any period: the clock was set back since.",
+    "UPDATE digests SET next_at = :now WHERE next_at > :never",
+)
+
 _TAKE = """
-    UPDATE notifications SET gathered = false, status = 'sent', sent_at = :now
+    UPDATE notifications SET gathered = false, status = :status, sent_at = :sent_at
     WHERE gathered AND id IN (
         SELECT id FROM notifications WHERE user_id = :user_id AND gathered ORDER BY created_at, id LIMIT :most
     )
@@ -87,7 +94,9 @@ class Digesting:
 
     async def send_due(self) -> int:
         """Send every digest that is due, each in a transaction of its own; returns how many left."""
-        sent = 0
+        sent, now = 0, self._clock.now()
+        async with self._database.transaction() as tx:
+            await tx.execute(HURRY_DIGESTS, now=now, never=now + NEVER)
         while True:
             async with self._database.transaction() as tx:
                 due = await tx.fetch_one(DUE_DIGEST, now=self._clock.now())
@@ -102,19 +111,23 @@ class Digesting:
     async def _send(self, tx: Transaction, due: Row, now: datetime) -> _Sent | None:
         """Send one, and say when the next is due; None where nothing was gathered."""
         every, user_id = Digest(due["every"]), due["user_id"]
+        found = await tx.fetch_one(FIND_EMAIL, user_id=user_id)
+        email = found["email"] if found else ""
+        mailed = self._sends_mail and bool(email)
+        # What is mailed is pending until the mail has left.
+        status, sent_at = ("pending", None) if mailed else ("sent", now)
         # Taken and read in one statement: what is added meanwhile is in the next one.
-        rows = await tx.fetch(TAKE_GATHERED, user_id=user_id, now=now, most=MOST_IN_ONE)
+        rows = await tx.fetch(TAKE_GATHERED, user_id=user_id, status=status, sent_at=sent_at, most=MOST_IN_ONE)
         if len(rows) < MOST_IN_ONE:
             await self._settle(tx, user_id, every, now)
         if not rows:
             return None
         rows.sort(key=lambda row: row["id"])
         lines = [Line(row["event_type"], row["title"]) for row in rows]
-        found = await tx.fetch_one(FIND_EMAIL, user_id=user_id)
         # Named by what it tells of first, which no other digest does.
-        sent = _Sent(found["email"] if found else "", digest_subject(every, lines), f"{KIND}:{rows[0]['id']}")
-        if self._sends_mail and sent.email:
-            await add_deliveries(tx, [_delivery(user_id, sent, lines)], now)
+        sent = _Sent(email, digest_subject(every, lines), f"{KIND}:{rows[0]['id']}")
+        if mailed:
+            await add_deliveries(tx, [_delivery(user_id, sent, lines, [row["id"] for row in rows])], now)
         return sent
 
     async def _settle(self, tx: Transaction, user_id: str, every: Digest, now: datetime) -> None:
@@ -124,7 +137,7 @@ class Digesting:
             await tx.execute(NEXT_DIGEST, user_id=user_id, next_at=next_digest(every, now))
 
 
-def _delivery(user_id: str, digest: _Sent, lines: list[Line]) -> NewDelivery:
+def _delivery(user_id: str, digest: _Sent, lines: list[Line], told: list[str]) -> NewDelivery:
     letter = letter_of_lines(digest.subject, (digest.subject, *digest_lines(lines)), footer=FOOTER)
     return NewDelivery(
         source_event_id=digest.event_id,
@@ -135,4 +148,5 @@ def _delivery(user_id: str, digest: _Sent, lines: list[Line]) -> NewDelivery:
         subject=letter.subject,
         text=letter.text,
         html=letter.html,
+        payload={TELLS_OF: told},
     )

@@ -112,14 +112,15 @@ class Preferring:
             before = await _opened(tx, user_id, now)
             after = before.changed(wish.channels, wish.digest)
             await tx.execute(SAVE_PREFERENCES, user_id=user_id, document=after.document())
-            if after.digest is not before.digest:
-                await _change_digest(tx, user_id, after.digest, now)
             webhooks = await webhooks_of(tx, user_id)
             secrets: dict[str, str] = {}
             if wanted is not None:
                 changes = _matched(webhooks, wanted, now)
                 secrets = await _save_webhooks(tx, user_id, webhooks, changes, now)
                 webhooks = changes
+            if after.digest is not before.digest:
+                # The last: whoever disables a webhook, and tells its owner, locks it before the digest too.
+                await _change_digest(tx, user_id, after.digest, now)
         return Outcome(after, webhooks, secrets)
 
     def _checked(self, wishes: Sequence[WebhookWish]) -> list[WebhookWish]:

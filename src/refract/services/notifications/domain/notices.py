@@ -85,7 +85,7 @@ def notice_of(event: UrlCreated | UrlDeleted | MilestoneReached) -> Notice:
         user_email=event.user_email,
         event_type=event.routing_key(),
         event_id=event.identity,
-        correlation_id=event.correlation_id,
+        correlation_id=_storable(event.correlation_id),
         occurred_at=event.occurred_at,
         title=title,
         details=details,

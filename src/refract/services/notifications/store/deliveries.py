@@ -13,6 +13,9 @@ from refract.services.notifications.domain.sending import Delivery
 LEASE = timedelta(minutes=5)
 """How long a delivery belongs to whoever took it. It is longer than any attempt by more than clocks differ."""
 
+TELLS_OF = "notifications"
+"""Where in its payload a digest names the notifications that it tells of."""
+
 _COLUMNS = (
     "id, channel, kind, user_id, recipient, subject, text, html, payload, correlation_id, notification_id, attempts, "
     "created_at, expires_at"
@@ -86,16 +89,19 @@ POSTPONE = Statement(
     f"UPDATE deliveries SET next_attempt_at = :next_attempt_at, last_error = :reason WHERE {_HELD}",  # noqa: S608
 )
 _TO = "channel = :channel AND recipient = :recipient AND status = 'pending'"
-FAIL_ALL_TO = Statement(
+_SOME_TO = f"SELECT id FROM deliveries WHERE {_TO} LIMIT :batch"  # noqa: S608
+FAIL_SOME_TO = Statement(
     "fail_deliveries_to",
-    "Gives up whatever is on its way to a recipient who takes nothing any more; who has one in hand finds out alone.",
-    f"{_FAIL} WHERE id IN (SELECT id FROM deliveries WHERE {_TO} FOR UPDATE SKIP LOCKED)",  # noqa: S608
-    sqlite=f"{_FAIL} WHERE {_TO}",
+    "Gives up what is on its way to a recipient who takes nothing any more, of much a part: the rest finds out alone.",
+    f"{_FAIL} WHERE id IN ({_SOME_TO} FOR UPDATE SKIP LOCKED)",
+    sqlite=f"{_FAIL} WHERE id IN ({_SOME_TO})",
 )
-MARK_NOTIFICATION = Statement(
-    "mark_notification",
-    "Shows in the list what became of the mail.",
-    "UPDATE notifications SET status = :status, sent_at = :sent_at WHERE id = :id AND status = 'pending'",
+_MARK = "UPDATE notifications SET status = :status, sent_at = :sent_at WHERE status = 'pending'"
+MARK_NOTIFICATIONS = Statement(
+    "mark_notifications",
+    "Shows in the list what became of the mail, or of the digest.",
+    f"{_MARK} AND id IN (SELECT id FROM notifications WHERE id = ANY(:ids::uuid[]) ORDER BY created_at, id FOR UPDATE)",
+    sqlite=f"{_MARK} AND id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
 )
 PRUNE = Statement(
     "prune_deliveries",
@@ -106,24 +112,28 @@ PRUNE = Statement(
     )
     """,
 )
-_OLD = "status = 'pending' AND next_attempt_at < :now AND created_at < :before"
-GIVE_UP_NOTIFICATIONS = Statement(
-    "give_up_old_notifications",
-    "Shows in the list that the mails which are about to be given up failed.",
-    f"""
-    UPDATE notifications SET status = 'failed'
-    WHERE status = 'pending' AND id IN (SELECT notification_id FROM deliveries WHERE channel = 'email' AND {_OLD})
-    """,  # noqa: S608
+_OLD = """
+    SELECT id, channel, notification_id, payload FROM deliveries
+    WHERE status = 'pending' AND next_attempt_at < :now AND created_at < :before LIMIT :batch
+"""
+OLD = Statement(
+    "old_deliveries",
+    "Takes a batch of what nobody delivered for longer than all attempts take: its channel was switched off, perhaps.",
+    f"{_OLD} FOR UPDATE SKIP LOCKED",
+    sqlite=_OLD,
 )
-GIVE_UP_OLD = Statement(
-    "give_up_old_deliveries",
-    "Ends what nobody has delivered for longer than all its attempts take: its channel was switched off, perhaps.",
-    f"{_FAIL} WHERE {_OLD}",
+GIVE_UP = Statement(
+    "give_up_deliveries",
+    "Gives deliveries up, with the reason.",
+    f"{_FAIL} WHERE id = ANY(:ids::uuid[])",
+    sqlite=f"{_FAIL} WHERE id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
 )
+_LATE = "SELECT id FROM deliveries WHERE status = 'pending' AND next_attempt_at > :never LIMIT :batch"
 HURRY = Statement(
     "hurry_deliveries",
-    "Makes due what would not be for longer than any pause: the clock was set back since.",
-    "UPDATE deliveries SET next_attempt_at = :now WHERE status = 'pending' AND next_attempt_at > :never",
+    "Makes a batch due of what would not be for longer than any pause: the clock was set back since.",
+    f"UPDATE deliveries SET next_attempt_at = :now WHERE id IN ({_LATE} FOR UPDATE SKIP LOCKED)",  # noqa: S608
+    sqlite=f"UPDATE deliveries SET next_attempt_at = :now WHERE id IN ({_LATE})",  # noqa: S608
 )
 
 
@@ -154,6 +164,18 @@ async def add_deliveries(tx: Transaction, deliveries: Sequence[NewDelivery], now
     ]
     if rows:
         await tx.execute_many(ADD, rows)
+
+
+async def mark_notifications(tx: Transaction, ids: Collection[str], sent_at: datetime | None) -> None:
+    """Show in the list that the mail which these waited for was sent then, or, without a moment, that it failed."""
+    if ids:
+        status = "failed" if sent_at is None else "sent"
+        await tx.execute(MARK_NOTIFICATIONS, ids=sorted(ids), status=status, sent_at=sent_at)
+
+
+def told_by(notification_id: str | None, payload: Mapping[str, Any]) -> list[str]:
+    """The notifications that a mail tells of: its own, or those of a digest."""
+    return list(payload.get(TELLS_OF, ())) if notification_id is None else [notification_id]
 
 
 async def is_due(database: Reads, channel: str, now: datetime) -> bool:

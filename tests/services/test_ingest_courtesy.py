@@ -1,0 +1,45 @@
+"""The reader of clicks gives way between its steps, and announces few totals while many requests are answered."""
+
+from refract.runtime.courtesy import Courtesy
+from refract.services.analytics.commands import announcing
+from refract.services.analytics.commands.announcing import Announcer
+from tests.support.counting import clicked, ingesting, totals_in
+from tests.support.following import Between, analytics
+
+__all__ = ["analytics"]
+
+
+class Impatient(Courtesy):
+    """Finds every step long enough, and counts how often it gave way."""
+
+    times = 0
+    due = True
+
+    async def give_way(self) -> None:
+        self.times += 1
+        await super().give_way()
+
+
+async def test_others_have_their_turn_between_two_links(analytics: Between) -> None:
+    polite = Impatient(analytics.clock)
+    async with analytics.database.transaction() as tx:
+        await ingesting(analytics.clock, courtesy=polite).ingest(tx, [clicked(f"code-{n}") for n in range(30)])
+    assert polite.times >= 30
+    assert len(await totals_in(analytics.database)) == 30
+
+
+async def test_a_busy_process_announces_a_few_totals_a_turn_and_the_others_later(analytics: Between) -> None:
+    answered = 0
+    polite = Courtesy(analytics.clock, lambda: answered)
+    number = announcing.TOTALS_A_BUSY_TURN + 20
+    async with analytics.database.transaction() as tx:
+        await ingesting(analytics.clock).ingest(tx, [clicked(f"code-{n:03}") for n in range(number)])
+    await analytics.own.declare(analytics.buses.queue("totals", "stats.totals"))
+    announcer = Announcer(analytics.database, analytics.own, analytics.clock, courtesy=polite)
+    answered = 10**9
+    analytics.clock.advance(2)
+    await polite.give_way()
+    assert await announcer.announce() == announcing.TOTALS_A_BUSY_TURN
+    analytics.clock.advance(2)
+    await polite.give_way()
+    assert await announcer.announce() == 20
