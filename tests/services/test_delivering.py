@@ -301,6 +301,20 @@ async def test_the_same_cause_is_delivered_once(deliveries: Deliveries) -> None:
     assert len(await deliveries.rows()) == 1
 
 
+async def test_who_has_many_mails_coming_keeps_nobody_waiting(deliveries: Deliveries) -> None:
+    """A thousand mails about a thousand links stand before another's link to a new password."""
+    for _ in range(5):
+        await deliveries.add()
+    await deliveries.add("bob@example.com")
+    async with bad_office(DATA=HANG) as office:
+        lane = deliveries.mail_lane(office.settings(), timeout=30, longest=30)
+        while await lane.begin():
+            pass
+        taken = [row["recipient"] for row in await deliveries.rows() if row["attempts"]]
+        assert sorted(taken) == [TO, "bob@example.com"]
+        await lane.drain()
+
+
 @pytest.mark.parametrize("way", [HANG, CUT])
 async def test_a_dead_mail_server_delays_nothing_but_mail(deliveries: Deliveries, way: bytes) -> None:
     mail = await deliveries.add()

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from refract.services.notifications.commands.channels import SUSTAINED
+from refract.services.notifications.commands import channels
+from refract.services.notifications.commands.channels import HOPELESS, SUSTAINED, WebhookChannel
 from refract.services.notifications.domain.sending import MAX_ATTEMPTS
 from refract.services.notifications.domain.webhooks import new_secret
 from tests.support.deliveries import (
@@ -169,6 +170,39 @@ async def test_how_long_is_long(deliveries: Deliveries, failing: timedelta, disa
     assert ((await deliveries.webhook(webhook))["status"] == "disabled") is disabled
 
 
+@pytest.mark.parametrize(("failing", "disabled"), [(HOPELESS, True), (HOPELESS - timedelta(seconds=1), False)])
+async def test_with_many_on_their_way_none_has_to_come_to_its_last_attempt(
+    deliveries: Deliveries, failing: timedelta, disabled: bool
+) -> None:
+    """A webhook that never answers gets one request in 15 s: of thousands none would be tried ten times in a week."""
+    async with receiver(DOWN) as receiving:
+        webhook = await deliveries.add_webhook(receiving.url())
+        await deliveries.to_webhook(webhook)
+        since = deliveries.clock.now() - failing
+        await deliveries.run("UPDATE webhooks SET failing_since = :since", since=since)
+        await deliveries.round(deliveries.webhook_lane())
+    assert ((await deliveries.webhook(webhook))["status"] == "disabled") is disabled
+    assert len(deliveries.notices) == disabled
+
+
+async def test_of_very_many_a_part_is_given_up_and_the_rest_finds_out(
+    deliveries: Deliveries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All in one statement would take longer than a statement may, again and again."""
+    monkeypatch.setattr(channels, "FAILED_AT_ONCE", 3)
+    async with receiver(status(410)) as receiving:
+        webhook = await deliveries.add_webhook(receiving.url())
+        for _ in range(8):
+            await deliveries.to_webhook(webhook)
+        lane = deliveries.webhook_lane()
+        await deliveries.round(lane)
+        assert [row["status"] for row in await deliveries.rows()].count("failed") == 4
+        while await deliveries.round(lane):
+            pass
+    assert {row["status"] for row in await deliveries.rows()} == {"failed"}
+    assert (len(receiving.requests), len(deliveries.notices)) == (1, 1)
+
+
 async def test_two_that_find_it_dead_tell_its_owner_once(deliveries: Deliveries) -> None:
     async with receiver(status(410)) as receiving:
         webhook = await deliveries.add_webhook(receiving.url())
@@ -201,6 +235,22 @@ async def test_a_slow_receiver_takes_one_place_only(deliveries: Deliveries) -> N
         async with running(deliveries.webhook_lane().run):
             await eventually(lambda: deliveries.counted("webhook", "sent") == 5)
             assert slow.most_open == 1
+
+
+async def test_a_user_has_a_part_of_the_places_and_no_more(deliveries: Deliveries) -> None:
+    """However many webhooks they have, and however slow these are."""
+    async with receiver(None) as slow, receiver() as quick:
+        for number in range(10):
+            webhook = await deliveries.add_webhook(slow.url(path=f"/{number}"))
+            for _ in range(3):
+                await deliveries.to_webhook(webhook)
+        for number in range(5):
+            others = await deliveries.add_webhook(quick.url(path=f"/{number}"), user_id="another")
+            await deliveries.to_webhook(others, user_id="another")
+        await deliveries.to_webhook(await deliveries.add_webhook(quick.url(path="/nobody")), user_id=None)
+        async with running(deliveries.webhook_lane().run):
+            await eventually(lambda: deliveries.counted("webhook", "sent") == 6)
+            assert slow.most_open == WebhookChannel.room.part < WebhookChannel.room.places
 
 
 async def test_a_receiver_gets_one_after_the_other(deliveries: Deliveries) -> None:

@@ -3,16 +3,21 @@
 import asyncio
 import logging
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
+from refract.services.notifications.adapters.smtp import MailServer
 from refract.services.notifications.commands import digesting
+from refract.services.notifications.commands.channels import MailChannel
+from refract.services.notifications.commands.delivering import Lane
 from refract.services.notifications.commands.digesting import Digesting
 from refract.services.notifications.domain.notices import notice_of
+from refract.services.notifications.domain.sending import Refused
 from tests.support.databases import open_database
 from tests.support.notices import (
     ALICE,
@@ -63,7 +68,7 @@ async def test_what_a_day_brought_comes_in_one_mail(notices: NoticesWorld) -> No
     assert places == sorted(places)
     assert all(line in mail["html"] for line in order)
     for row in await notices.notifications():
-        assert (row["status"], row["sent_at"], row["gathered"]) == ("sent", notices.clock.now(), False)
+        assert (row["status"], row["sent_at"], row["gathered"]) == ("pending", None, False), "the mail has not left"
     assert await job.send_due() == 0
     notices.clock.advance(DAY)
     assert await job.send_due() == 0, "a day on which nothing happened has no mail"
@@ -147,6 +152,48 @@ async def test_a_process_that_dies_while_it_sends_leaves_it_to_the_next(
     assert [row["gathered"] for row in await notices.notifications()] == [True]
     assert await notices.digesting().send_due() == 1
     assert len(await mails(notices)) == 1
+
+
+class Letterbox:
+    """A mail server that takes everything, or nothing."""
+
+    sender = sender_address = "no-reply@sho.rt"
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def send(self, _mail: bytes, _recipient: str) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, "sent"), (Refused("550 no such user"), "failed")])
+async def test_what_becomes_of_the_mail_becomes_of_all_it_tells_of(
+    notices: NoticesWorld, error: Exception | None, status: str
+) -> None:
+    await notices.prefer(digest="daily")
+    await notices.tell(reached(), reached(), reached(BOB), sends_mail=True)
+    notices.clock.advance(DAY)
+    await notices.digesting().send_due()
+    server = cast(MailServer, Letterbox(error))
+    ends = Counter("ends", "x", ("channel", "outcome"), registry=CollectorRegistry())
+    lane = Lane(MailChannel(server, notices.clock), notices.database, notices.clock, ends)
+    assert await lane.begin() == 2
+    await lane.finish()
+    sent_at = notices.clock.now() if status == "sent" else None
+    assert [(row["status"], row["sent_at"]) for row in await notices.notifications()] == [(status, sent_at)] * 3
+    assert [row["payload"] for row in await notices.deliveries()] == [{}, {}]
+
+
+async def test_a_clock_that_was_set_back_delays_no_digest_for_long(notices: NoticesWorld) -> None:
+    notices.clock.advance(400 * DAY)
+    await notices.prefer(digest="weekly")
+    notices.clock.advance(-400 * DAY)
+    await notices.tell(reached(), sends_mail=True)
+    assert await notices.digesting().send_due() == 1
+    assert await next_at(notices) == ["Mon 02 08:00"]
+    await notices.tell(reached(), sends_mail=True)
+    assert await notices.digesting().send_due() == 0
 
 
 # Off.

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec.json import encode
 
 from refract.kernel.ids import new_event_id
@@ -18,6 +19,7 @@ from tests.support.notices import (
     notifications_file,
     notifications_location,
 )
+from tests.support.waiting import eventually
 
 __all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
@@ -252,3 +254,18 @@ async def test_changes_at_once_build_on_each_other(notices: NoticesWorld) -> Non
     assert after["channels"] == {event: [] for event in events}
     assert after["digest"] == "daily"
     assert len(after["webhooks"]) == 1
+
+
+@pytest.mark.parametrize("notifications_location", ["distributed"], indirect=True)
+async def test_who_changes_a_webhook_and_who_disables_it_wait_for_each_other(notices: NoticesWorld) -> None:
+    """Both lock the webhook before the digest; else one of them would be refused as deadlocked."""
+    await notices.prefer(digest="daily", webhooks=[{"url": HOOK}])
+    change = {"digest": "weekly", "webhooks": [{"url": HOOK, "events": ["url.created"]}]}
+    async with notices.database.transaction() as tx:
+        await tx.execute(SWITCH_OFF, now=notices.clock.now())
+        changing = asyncio.create_task(notices.prefer(**change))
+        await eventually(notices.somebody_waits)
+        await notices.telling().notice(
+            tx, user_id=ALICE, event_type="webhook.disabled", title="Off", payload={}, now=notices.clock.now()
+        )
+    assert (await changing)["digest"] == "weekly"

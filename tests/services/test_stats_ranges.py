@@ -105,6 +105,7 @@ async def test_bad_parameters_are_named(stats: StatsWorld) -> None:
             for bad in ("", "user_id", "visitor", "1")
         ),
         *(("clicks", {"after": bad}, "after is not a cursor") for bad in ("x", "MTc3", "====", "é", "a" * 700)),
+        *(("clicks", {"after": bad}, "after is not a cursor") for bad in (_cursor(DOOMSDAY), _cursor(DOOMSDAY + 1))),
         *(("export", {"format": bad}, "format must be one of csv, jsonl") for bad in ("xml", "CSV", "json")),
         ("series", {"from_": "2026-03-02", "to": "2026-03-01"}, "from must be before to"),
         ("series", {"from_": "2026-03-02"}, "from must be before to"),

@@ -412,7 +412,10 @@ HOSTILE = "a\0b\r\nBcc: x@example.com\u202e<script>"
 async def test_whatever_stands_in_an_event_is_kept_and_shown_on_one_line(notices: NoticesWorld) -> None:
     await notices.prefer(channels={"url.created": ["email"]})
     event = created(
-        title=HOSTILE, original_url=f"https://example.com/{HOSTILE}", user_email=f"a@example.com\r\n{HOSTILE}"
+        title=HOSTILE,
+        original_url=f"https://example.com/{HOSTILE}",
+        user_email=f"a@example.com\r\n{HOSTILE}",
+        correlation_id=HOSTILE,
     )
     await notices.tell(event, sends_mail=True)
     [row] = await notices.notifications()

@@ -21,7 +21,7 @@ from refract.services.notifications.adapters.smtp import MailServer
 from refract.services.notifications.adapters.webhooks import WebhookClient
 from refract.services.notifications.commands.channels import Channel, MailChannel, WebhookChannel
 from refract.services.notifications.commands.delivering import Lane
-from refract.services.notifications.domain.sending import Delivery, NotDelivered
+from refract.services.notifications.domain.sending import Delivery, NotDelivered, Room
 from refract.services.notifications.domain.webhooks import new_secret
 from refract.services.notifications.settings.sending import MailSettings
 from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
@@ -57,11 +57,10 @@ class Sending:
     """A channel that does what it is told to, and notes it."""
 
     name = "email"
-    one_each = False
 
     def __init__(self, *errors: BaseException | None, places: int = 4) -> None:
         self.errors = list(errors)
-        self.places = places
+        self.room = Room(places, places, one_each=False)
         self.sent: list[Delivery] = []
         self.settlements: list[tuple[str, NotDelivered | None, bool]] = []
         self.gate = asyncio.Event()
@@ -145,13 +144,13 @@ class Deliveries:
         [added] = [row["id"] for row in await self.rows() if row["id"] not in known]
         return str(added)
 
-    async def add_webhook(self, url: str, *, secret: str = "") -> str:
+    async def add_webhook(self, url: str, *, secret: str = "", user_id: str = USER) -> str:
         """A webhook of the user; returns its id."""
         webhook = new_event_id()
         async with self.database.transaction() as tx:
             secret = secret or new_secret()
             await tx.execute(
-                ADD_WEBHOOK, id=webhook, user_id=USER, url=url, secret=secret, events=[], now=self.clock.now()
+                ADD_WEBHOOK, id=webhook, user_id=user_id, url=url, secret=secret, events=[], now=self.clock.now()
             )
         return webhook
 

@@ -151,8 +151,11 @@ def test_clicks_ahead_of_their_time_count_now_and_are_mentioned_once(
     ("occurred_at", "counted_at"),
     [
         (START.astimezone(timezone(timedelta(hours=5, minutes=30))), START),
-        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), datetime.min.replace(tzinfo=UTC)),
-        (datetime.min.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), EARLIEST),
+        (datetime.min.replace(tzinfo=UTC), EARLIEST),
+        (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), EARLIEST),
+        (EARLIEST - timedelta(microseconds=1), EARLIEST),
+        (EARLIEST + timedelta(microseconds=1), EARLIEST + timedelta(microseconds=1)),
         (datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))), START),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.analytics.domain.tallies import OTHER, Tally, add_counts, merge_tallies
+from refract.services.analytics.domain.tallies import OTHER, ROOM, Tally, add_counts, merge_tallies, tally_with
 
 COUNTS = st.dictionaries(st.text(max_size=8), st.integers(min_value=1, max_value=2**40), max_size=20)
 TALLIES = st.builds(Tally, COUNTS, COUNTS)
@@ -75,6 +75,35 @@ def test_the_rest_goes_on_under_one_name() -> None:
     tally.cap(3)
     assert tally.people == {"a": 5, "e": 4, OTHER: 6}
     assert not Tally({"a": 1}, {"b": 1}).overflowed
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_long_values_are_fewer(letter: str) -> None:
+    """Anybody can send a referer of two thousand letters with every click: a row has no more bytes for it."""
+    most, stored = 50, None
+    for number in range(120):
+        values = [f"{number:03}{letter * 2_000}"] * (number % 2 + 1)
+        stored = tally_with(values, values, most, stored)
+        assert stored is not None
+        assert len(stored) < 2 * most * ROOM + 2_100
+    tally = Tally.decode(stored)
+    for counts in (tally.people, tally.bots):
+        assert sum(counts.values()) == 180
+        kept = [count for value, count in counts.items() if value != OTHER]
+        assert kept
+        assert set(kept) == {2}, "the most frequent ones are kept"
+
+
+def test_short_values_have_all_the_room_there_is() -> None:
+    values = [f"https://{number}.example/{'x' * 60}" for number in range(2_000)]
+    tally = Tally.decode(tally_with(values, values, 2_000, None))
+    assert tally.people == tally.bots == dict.fromkeys(values, 1)
+
+
+def test_one_that_is_put_together_has_no_more_room() -> None:
+    tally = Tally({f"{number:03}{'x' * 500}": number + 1 for number in range(40)})
+    tally.cap(50)
+    assert sorted(tally.people.values()) == [*range(32, 41), sum(range(1, 32))]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from refract.services.analytics.adapters.remembering import Remembered
 from refract.services.analytics.domain.addresses import network_of
 from refract.services.analytics.domain.campaigns import campaign_of
 from refract.services.analytics.domain.clicks import (
+    EARLIEST,
     FUTURE_SKEW,
     LONG_TEXT_LENGTH,
     TEXT_LENGTH,
@@ -64,7 +65,7 @@ class Enricher:
         ahead: list[UrlClicked] = []
         for event in events:
             occurred_at = event.occurred_at
-            if occurred_at > latest or occurred_at.tzinfo is not UTC:
+            if occurred_at.tzinfo is not UTC or not EARLIEST <= occurred_at <= latest:
                 occurred_at, is_ahead = counted_at(occurred_at, now)
                 if is_ahead:
                     ahead.append(event)

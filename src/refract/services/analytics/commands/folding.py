@@ -91,10 +91,15 @@ class Folding:
                 marks = defaultdict(set)
                 for row in rows:
                     marks[row["short_code"]].add(row["mark"])
+                if len(rows) < PAGE:
+                    code = rows[-1]["short_code"]
+                elif len(marks) > 1:
+                    del marks[rows[-1]["short_code"]]  # some of its marks may be on the next page
+                    code = max(marks)
+                # A page of one link's marks comes again, until all of them are gone: its readers have to read them all.
                 async for codes in self._chunks(span, begin, list(marks)):
                     seen = set[str]().union(*(marks[code] for code in codes))
                     folded += await self._write(turn, _Chunk(span, begin, codes, marks=seen))
-                code = rows[-1]["short_code"]
         return folded
 
     async def _fold_due(self, turn: Turn, span: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from refract.kernel.clock import Clock
@@ -44,6 +44,7 @@ Piece = tuple[datetime, bytes]
 
 _OTHER = OTHER.encode()
 _BY_CODE = itemgetter("short_code")
+_ROW_OF = attrgetter("short_code", "starts_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ class Merging:
                 pieces = [(row["starts_at"], row[column]) for row in details if row[column] is not None]
                 if pieces and code in rows:
                     rows[code][column] = await self._merged(column, links[code], pieces)
-        return Merged(list(rows.values()), [one for link in links.values() for one in link.corrections])
+        corrections = [one for link in links.values() for one in link.corrections]
+        # In the order in which writers of clicks lock hours, whatever the column.
+        return Merged(list(rows.values()), sorted(corrections, key=_ROW_OF))
 
     async def _merged(self, column: str, link: _Link, pieces: Sequence[Piece]) -> bytes | None:
         if column in COUNT_VALUES:
@@ -149,7 +152,9 @@ class Merging:
         except TimedOut:
             log.warning("values not counted again", extra={"short_code": link.short_code, "column": column})
             return None
-        return Tally(people, bots)
+        tally = Tally(people, bots)
+        tally.cap(most)
+        return tally
 
     async def _breathe(self, pieces: Sequence[Piece]) -> None:
         """Let others run every now and then: tens of thousands of rows are put together in one go."""

@@ -11,7 +11,8 @@ LONG_TEXT_LENGTH = 2_048
 VISITOR_LENGTH = 32
 FUTURE_SKEW = timedelta(minutes=1)
 
-_EARLIEST = datetime.min.replace(tzinfo=UTC)
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+"""Where watermarks begin, and the time of computers: whoever names an earlier one has a clock that is not set."""
 
 
 class Click(Struct, frozen=True, gc=False):
@@ -25,7 +26,7 @@ class Click(Struct, frozen=True, gc=False):
     user_id: str
     user_email: str
     occurred_at: datetime
-    """In UTC, and at most a minute ahead of when the click was read."""
+    """In UTC, not before 1970, and at most a minute ahead of when the click was read."""
     visitor: bytes
     """Who it was, as far as anybody may know: the bytes of the salted hash."""
     ip_anonymized: str = ""
@@ -75,9 +76,6 @@ def counted_at(occurred_at: datetime, now: datetime) -> tuple[datetime, bool]:
     """When a click counts, in UTC, and whether its own time was too far ahead to be true: then it counts now."""
     if occurred_at - now > FUTURE_SKEW:
         return now, True
-    if occurred_at.tzinfo is UTC:
-        return occurred_at, False
-    try:
-        return occurred_at.astimezone(UTC), False
-    except OverflowError:  # the first hours of the year 1, in the east
-        return _EARLIEST, False
+    if occurred_at <= EARLIEST:  # and so within what every zone and every database can tell
+        return EARLIEST, False
+    return occurred_at.astimezone(UTC), False

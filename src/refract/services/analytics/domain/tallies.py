@@ -13,6 +13,9 @@ MOST_IN_HOUR = 2_000
 MOST_IN_LONGER = 5_000
 """How many values a row keeps of people, and as many of bots."""
 
+ROOM = 100
+"""Bytes for each of them, on average: a referer may have 2,048, and every batch of clicks reads and writes its row."""
+
 _decoder = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int]])
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -46,7 +49,7 @@ class Tally:
         add_counts(self.bots, other.bots)
 
     def cap(self, most: int) -> None:
-        """Keep the most frequent values; the rest becomes OTHER, so that the sum stays what it is."""
+        """Keep the most frequent values there is room for; the rest becomes OTHER, so that the sum stays what it is."""
         self.people = _capped(self.people, most)
         self.bots = _capped(self.bots, most)
 
@@ -66,9 +69,10 @@ def tally_with(of_people: Iterable[str], of_bots: Iterable[str], most: int, stor
     for counts, values in ((people, seen), (bots, by_bots)):
         for value in values:
             counts[value] = counts.get(value, 0) + 1
-    if len(people) > most or len(bots) > most:
-        people, bots = _capped(people, most), _capped(bots, most)
-    return _encode((people, bots))
+    encoded = _encode((people, bots))
+    if len(people) > most or len(bots) > most or len(encoded) > most * ROOM:
+        encoded = _encode((_capped(people, most), _capped(bots, most)))
+    return encoded
 
 
 def merge_tallies(stored: Iterable[bytes | None]) -> Tally:
@@ -92,10 +96,20 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
 
 def _capped(counts: dict[str, int], most: int) -> dict[str, int]:
     # The collective name is one of the values, and has its place for good.
-    if len(counts) <= most:
+    room = most * ROOM
+    if len(counts) <= most and sum(map(_size, counts)) <= room:
         return counts
     rest = counts.pop(OTHER, 0)
-    kept = dict(nlargest(most - 1, counts.items(), key=lambda item: item[1]))
+    kept = {}
+    for value, count in nlargest(most - 1, counts.items(), key=lambda item: item[1]):
+        room -= _size(value)
+        if room < 0:
+            break
+        kept[value] = count
     rest += sum(counts.values()) - sum(kept.values())
     kept[OTHER] = rest
     return kept
+
+
+def _size(value: str) -> int:
+    return len(value.encode())

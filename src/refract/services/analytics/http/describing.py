@@ -3,8 +3,8 @@
 from typing import Any
 
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import Example
-from msgspec import Struct
+
+from refract.runtime.describing import Errors
 
 TAGS = ["stats"]
 
@@ -84,7 +84,7 @@ SUMMARY: dict[str, Any] = {
     ],
 }
 
-_MESSAGES = {
+_MEANINGS = {
     400: ("A parameter is wrong; the message says which.", "interval must be 'day' or 'hour'"),
     401: ("There is no good token, and without one these statistics are not shown.", "unauthorized"),
     403: ("The link is another user's.", "forbidden"),
@@ -93,31 +93,7 @@ _MESSAGES = {
     503: ("It cannot be done now, and may be tried again.", "service unavailable"),
 }
 
-
-class ErrorAnswer(Struct, frozen=True):
-    """Every error is one message."""
-
-    error: str
-
-
-def answers(container: type[Struct], description: str, *examples: Any) -> ResponseSpec:
-    """A good answer, with examples."""
-    return ResponseSpec(container, description=description, generate_examples=False, examples=_examples(*examples))
-
-
-def errors(*statuses: int) -> dict[int, ResponseSpec]:
-    """The error answers of a route; all of them may be 400, 401, 403 and 503."""
-    return {
-        status: ResponseSpec(
-            ErrorAnswer, description=description, generate_examples=False, examples=_examples({"error": message})
-        )
-        for status, (description, message) in _MESSAGES.items()
-        if status in {400, 401, 403, 503, *statuses}
-    }
+errors = Errors(_MEANINGS, everywhere=(400, 401, 403, 503))
 
 
 FILE = ResponseSpec(str, description="The file.", media_type="text/csv", generate_examples=False)
-
-
-def _examples(*values: Any) -> list[Example]:
-    return [Example(value=value) for value in values]

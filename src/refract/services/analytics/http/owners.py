@@ -6,20 +6,14 @@ from litestar import HttpMethod, route
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Invalid
+from refract.runtime.describing import answers
+from refract.runtime.paging import read_limit
 from refract.services.analytics.domain.dimensions import DIMENSIONS
 from refract.services.analytics.http import parameters
-from refract.services.analytics.http.describing import (
-    BREAKDOWN,
-    SERIES,
-    SUMMARY,
-    TAGS,
-    VISITORS,
-    answers,
-    errors,
-)
+from refract.services.analytics.http.describing import BREAKDOWN, SERIES, SUMMARY, TAGS, VISITORS, errors
 from refract.services.analytics.http.parameters import Caller, Code
 from refract.services.analytics.queries.owners import OwnerQueries
-from refract.services.analytics.queries.ranges import RangeRequest, read_flag, read_limit
+from refract.services.analytics.queries.ranges import RangeRequest, read_flag
 from refract.services.analytics.queries.summary import SummaryQueries
 from refract.services.analytics.queries.views import BreakdownView, SeriesView, SummaryView, VisitorsView
 

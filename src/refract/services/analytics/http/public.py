@@ -5,9 +5,10 @@ from typing import Any
 from litestar import HttpMethod, route
 
 from refract.kernel.errors import Invalid
+from refract.runtime.describing import answers
 from refract.runtime.tokens import Claims
 from refract.services.analytics.http import parameters
-from refract.services.analytics.http.describing import STATS, TAGS, TIMELINE, answers, errors
+from refract.services.analytics.http.describing import STATS, TAGS, TIMELINE, errors
 from refract.services.analytics.http.parameters import Code
 from refract.services.analytics.queries.stats import StatsQueries, TimelineInterval
 from refract.services.analytics.queries.views import StatsView, TimelineView

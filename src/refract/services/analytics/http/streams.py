@@ -10,14 +10,16 @@ from litestar.response import Stream
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Invalid
+from refract.runtime.describing import answers
+from refract.runtime.paging import read_limit
 from refract.services.analytics.http import parameters
-from refract.services.analytics.http.describing import CLICK, FILE, TAGS, answers, errors
+from refract.services.analytics.http.describing import CLICK, FILE, TAGS, errors
 from refract.services.analytics.http.parameters import Caller, Code
 from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest, Place
 from refract.services.analytics.queries.exporting import Format, write_file
 from refract.services.analytics.queries.live import LiveWatch
 from refract.services.analytics.queries.owners import find_own
-from refract.services.analytics.queries.ranges import choice, read_flag, read_limit, read_moment, read_zone
+from refract.services.analytics.queries.ranges import choice, read_flag, read_moment, read_zone
 from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.views import ClickPage, LiveView
 

@@ -3,7 +3,7 @@
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from msgspec import UNSET
@@ -24,6 +24,7 @@ LONGEST_WINDOW = timedelta(days=31)
 
 _ONE_DAY = timedelta(days=1)
 _CURSOR_LENGTH = 600
+_LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Place:
                 urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)).decode().partition(":")
             )
             place = cls(EPOCH + timedelta(microseconds=int(when)), event_id)
-            if place.write() != text:
+            if place.write() != text or place.clicked_at > _LATEST:
                 raise ValueError("not in our words")
         except (ValueError, OverflowError):
             raise Invalid("after is not a cursor") from None

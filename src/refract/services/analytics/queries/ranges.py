@@ -96,13 +96,3 @@ def read_flag(name: str, text: str) -> bool:
     if text not in {"", "true", "false"}:
         raise Invalid(f"{name} must be true or false")
     return text == "true"
-
-
-def read_limit(text: str, default: int, largest: int) -> int:
-    """How many, at most the largest."""
-    digits = text.removeprefix("+")
-    if not text:
-        return default
-    if not (digits.isascii() and digits.isdigit()) or not digits.strip("0"):
-        raise Invalid("limit must be a positive integer")
-    return min(int(digits[-18:]), largest) if len(digits.lstrip("0")) <= 18 else largest

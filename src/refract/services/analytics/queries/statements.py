@@ -22,9 +22,10 @@ READ_FOLDED = Statement(
     "read_folded",
     "Reads how far periods are folded and expired, and which periods of a link have to be folded again.",
     "SELECT span, until, expired, NULL AS stale FROM folding "
-    "UNION ALL SELECT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
+    "UNION ALL SELECT DISTINCT span, NULL::timestamptz, NULL::timestamptz, starts_at FROM stale "
+    "WHERE short_code = :short_code",
     sqlite='SELECT span, until, expired, NULL AS "stale [TIMESTAMP]" FROM folding '
-    "UNION ALL SELECT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
+    "UNION ALL SELECT DISTINCT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
 )
 
 WATCH = Statement(

@@ -9,7 +9,7 @@ from refract.kernel.clock import Clock
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
 from refract.services.analytics.domain.tallies import OTHER, add_counts
-from refract.services.analytics.queries.reading import KnownLink, Reader
+from refract.services.analytics.queries.reading import Counts, KnownLink, Reader
 from refract.services.analytics.queries.timeline import after_all, clicked_periods
 from refract.services.analytics.queries.views import Point, RefererCount, StatsView, TimelineView
 
@@ -38,13 +38,15 @@ class StatsQueries:
         (before, last), referers = await asyncio.gather(
             self._reader.counts(link, (last_week, last_day)), self._top_referers(link)
         )
+        week = Counts(before.clicks + last.clicks, before.bot_clicks + last.bot_clicks)
         return StatsView(
             short_code=short_code,
-            total_clicks=link.total.clicks,
+            # Clicks may have come since the total was read: no week has more of them than a life.
+            total_clicks=max(link.total.clicks, week.clicks),
             clicks_last_24h=last.clicks,
-            clicks_last_7d=before.clicks + last.clicks,
+            clicks_last_7d=week.clicks,
             top_referers=referers,
-            bot_clicks=link.total.bot_clicks,
+            bot_clicks=max(link.total.bot_clicks, week.bot_clicks),
         )
 
     async def timeline(self, user_id: str | None, short_code: str, interval: TimelineInterval) -> TimelineView:

@@ -9,13 +9,14 @@ from litestar.di import NamedDependency
 from msgspec import Struct
 
 from refract.kernel.errors import Limited
+from refract.runtime.describing import answers, body, error
 from refract.runtime.tokens import Claims
 from refract.runtime.web import takes_body
 from refract.services.identity.commands.registering import Registering
 from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.domain.accounts import InvalidCredentials
 from refract.services.identity.http.cookies import is_secure, session_cookie
-from refract.services.identity.http.describing import TAGS, answers, body, error, errors
+from refract.services.identity.http.describing import TAGS, errors
 
 BODY_BYTES = 1_024
 READING = (HttpMethod.GET, HttpMethod.HEAD)

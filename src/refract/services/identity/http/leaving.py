@@ -7,12 +7,13 @@ from litestar import Request, Response, get, post
 from litestar.params import QueryParameter
 from msgspec import Struct
 
+from refract.runtime.describing import body, error
 from refract.runtime.web import takes_body
 from refract.services.identity.commands.leaving import Leaving
 from refract.services.identity.commands.passwords import ChangingPassword, WrongPassword
 from refract.services.identity.http.accounts import BODY_BYTES, Caller, client_address
 from refract.services.identity.http.cookies import expired_cookie, is_secure
-from refract.services.identity.http.describing import TAGS, body, error, errors
+from refract.services.identity.http.describing import TAGS, errors
 from refract.services.identity.queries.revocations import RevocationQueries
 
 CHANGE = {"current": "a long and quiet sentence", "new": "another one, as quiet"}

@@ -6,12 +6,13 @@ from litestar import Request, post
 from msgspec import Struct
 
 from refract.kernel.errors import Limited
+from refract.runtime.describing import body, error
 from refract.runtime.web import takes_body
 from refract.services.identity.commands.resetting import AskingForReset, Resetting
 from refract.services.identity.commands.verifying import Verifying
 from refract.services.identity.domain.one_time import InvalidToken
 from refract.services.identity.http.accounts import BODY_BYTES, client_address
-from refract.services.identity.http.describing import TAGS, body, error, errors
+from refract.services.identity.http.describing import TAGS, errors
 
 TOKEN = "Qm0t3vLxkRzC8f0yW2nJp7sUaE5hGd9iBoXqYrTuVwM"  # noqa: S105  # an example
 

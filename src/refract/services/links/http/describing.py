@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import Example
-from msgspec import Struct
+from refract.runtime.describing import Errors
 
 TAGS = ["links"]
 
@@ -26,7 +24,7 @@ LINK: dict[str, Any] = {
     "last_clicked_at": "2026-03-02T08:15:00Z",
 }
 
-_MESSAGES = {
+_MEANINGS = {
     400: ("The request is wrong; the message says what.", "invalid request body"),
     401: ("There is no good token.", "unauthorized"),
     403: ("The link is another user's.", "forbidden"),
@@ -37,28 +35,4 @@ _MESSAGES = {
     503: ("It cannot be done now, and may be tried again.", "service unavailable"),
 }
 
-
-class ErrorAnswer(Struct, frozen=True):
-    """Every error is one message."""
-
-    error: str
-
-
-def answers(container: type[Struct], description: str, *examples: Any) -> ResponseSpec:
-    """A good answer, with examples."""
-    return ResponseSpec(container, description=description, generate_examples=False, examples=_examples(*examples))
-
-
-def errors(*statuses: int) -> dict[int, ResponseSpec]:
-    """The error answers of a route; all of them may be 401 and 503."""
-    return {
-        status: ResponseSpec(
-            ErrorAnswer, description=description, generate_examples=False, examples=_examples({"error": message})
-        )
-        for status, (description, message) in _MESSAGES.items()
-        if status in {401, 503, *statuses}
-    }
-
-
-def _examples(*values: Any) -> list[Example]:
-    return [Example(value=value) for value in values]
+errors = Errors(_MEANINGS, everywhere=(401, 503))

@@ -7,13 +7,14 @@ from typing import Any
 from litestar import HttpMethod, Response, delete, patch, route
 
 from refract.kernel.clock import Clock
+from refract.runtime.describing import answers
 from refract.runtime.web import takes_body
 from refract.services.links.adapters.qr import QrOptions, render_png, render_svg
 from refract.services.links.commands.managing import Managing
 from refract.services.links.domain.destinations import OwnDomains
 from refract.services.links.http import parameters
 from refract.services.links.http.bodies import read_change
-from refract.services.links.http.describing import LINK, TAGS, answers, errors
+from refract.services.links.http.describing import LINK, TAGS, errors
 from refract.services.links.http.parameters import Caller, Code, owner_of
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.paging import PageRequest

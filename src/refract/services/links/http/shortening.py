@@ -5,12 +5,13 @@ from typing import Any
 from litestar import Response, post
 from msgspec import Struct
 
+from refract.runtime.describing import answers
 from refract.runtime.web import takes_body
 from refract.services.links.commands.bulk import BulkShortening, Result
 from refract.services.links.commands.remembering import Answer
 from refract.services.links.commands.shortening import Shortening
 from refract.services.links.http import parameters
-from refract.services.links.http.describing import LINK, TAGS, answers, errors
+from refract.services.links.http.describing import LINK, TAGS, errors
 from refract.services.links.http.parameters import Caller, owner_of
 from refract.services.links.queries.views import LinkView
 

@@ -7,17 +7,15 @@ from typing import Self, TypeVar
 
 from refract.kernel.errors import Invalid
 from refract.kernel.ids import decode_base62, encode_base62
+from refract.runtime.paging import DEFAULT_LIMIT, read_limit
 from refract.runtime.ports import Row
 from refract.services.links.domain.link import Status
 
-DEFAULT_LIMIT = 20
-LARGEST_LIMIT = 100
 BEYOND_ALL = 2**63 - 1
 """No id and no count of clicks is above it: the first page begins there."""
 
 # No link has any of them where it is searched, and the line end is what stands between the parts that are.
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
-_DIGITS_OF_A_LIMIT = 18
 _DIGITS_OF_A_KEY = 11  # what 2^63 has in base62
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -81,7 +79,7 @@ class PageRequest:
         return cls(
             sort=order,
             cursor=Cursor.read(after, order) if after else Cursor(),
-            limit=_limit(limit) if limit else DEFAULT_LIMIT,
+            limit=read_limit(limit),
             text=_text("q", q),
             tag=_text("tag", tag).strip(),  # as tags are kept
             status=_choice("status", status, Status) if status else None,
@@ -99,13 +97,6 @@ def _text(name: str, text: str) -> str:
     if _CONTROL.search(text) is not None:
         raise Invalid(f"{name} must not contain control characters")
     return text
-
-
-def _limit(text: str) -> int:
-    digits = text.removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()) or not digits.strip("0"):
-        raise Invalid("limit must be a positive integer")
-    return LARGEST_LIMIT if len(digits.lstrip("0")) > _DIGITS_OF_A_LIMIT else min(int(digits), LARGEST_LIMIT)
 
 
 def _choice(name: str, text: str, choices: type[Choice]) -> Choice:

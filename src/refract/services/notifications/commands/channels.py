@@ -13,7 +13,7 @@ from refract.runtime.statements import Statement
 from refract.services.notifications.adapters.smtp import MailServer
 from refract.services.notifications.adapters.webhooks import WebhookClient
 from refract.services.notifications.domain.letters import Letter, check_address, message_id_of, written
-from refract.services.notifications.domain.sending import Delivery, Gone, NotDelivered, Refused, reason_of
+from refract.services.notifications.domain.sending import Delivery, Gone, NotDelivered, Refused, Room, reason_of
 from refract.services.notifications.domain.webhooks import signed_headers
 from refract.services.notifications.store.deliveries import FAIL_SOME_TO, mark_notifications, told_by
 
@@ -63,12 +63,10 @@ class Notice(Protocol):
 
 
 class Channel(Protocol):
-    """A way out. `one_each` keeps a slow recipient from taking all the places: they get one delivery after another."""
+    """A way out. Who is slow, or has thousands coming, must not take all the places."""
 
     name: str
-    places: int
-    """How many deliveries are under way at a time."""
-    one_each: bool
+    room: Room
 
     async def send(self, delivery: Delivery) -> str:
         """Hand it over; the id by which a second copy is known. Raises NotDelivered."""
@@ -86,8 +84,7 @@ class MailChannel:
     """Mails, by the server that is set."""
 
     name = "email"
-    places = 4
-    one_each = True  # who has thousands coming must not keep others from the link that opens their account
+    room = Room(places=4, part=4, one_each=True)
 
     def __init__(self, server: MailServer, clock: Clock) -> None:
         self._server = server
@@ -122,8 +119,7 @@ class WebhookChannel:
     """Webhooks, which their owners keep; one that works no longer is switched off, and its owner told."""
 
     name = "webhook"
-    places = 16
-    one_each = True
+    room = Room(places=16, part=4, one_each=True)
 
     def __init__(self, client: WebhookClient, database: Database, clock: Clock, notice: Notice) -> None:
         self._client = client

@@ -77,20 +77,18 @@ class Lane:
             except Unavailable as error:
                 log.warning("deliveries not read; will retry", extra={"error": str(error)})
                 begun = 0
-            if not begun or len(self._under_way) >= self._channel.places:
+            if not begun or self._channel.room.left(self._under_way.values()) <= 0:
                 await self._until_something_ends()
 
     async def begin(self) -> int:
         """Begin as many deliveries as are due and find a place; returns how many."""
-        now, free = self._clock.now(), self._channel.places - len(self._under_way)
-        if free <= 0 or self._clock.monotonic() < self._rests_until:
+        now, under_way = self._clock.now(), list(self._under_way.values())
+        if self._channel.room.left(under_way) <= 0 or self._clock.monotonic() < self._rests_until:
             return 0
         if not await is_due(self._database, self._channel.name, now):
             return 0
-        one_each = self._channel.one_each
-        busy = {delivery.recipient for delivery in self._under_way.values()} if one_each else set()
         async with self._database.transaction() as tx:
-            taken = await take_due(tx, self._channel.name, now, free=free, busy=busy, one_each=one_each)
+            taken = await take_due(tx, self._channel.name, now, self._channel.room, under_way)
         for delivery in taken:
             task = asyncio.create_task(self._deliver(delivery))
             self._under_way[task] = delivery

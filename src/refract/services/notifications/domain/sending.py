@@ -1,6 +1,7 @@
 """What becomes of a delivery: how often it is tried, how long the pauses are, and the ways in which it can fail."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -58,6 +59,34 @@ class Delivery:
     attempts: int
     created_at: datetime
     expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Which deliveries find a place: so many, and of one user, or to one recipient, no more than their part."""
+
+    places: int
+    part: int
+    """Of one user."""
+    one_each: bool
+    """To one recipient one at a time."""
+
+    def left(self, under_way: Collection[Delivery]) -> int:
+        """How many more find one."""
+        return self.places - len(under_way)
+
+    def takes(self, delivery: Delivery, under_way: Collection[Delivery]) -> bool:
+        """Whether it may join these."""
+        return delivery.recipient not in self.busy(under_way) and delivery.user_id not in self.served(under_way)
+
+    def busy(self, under_way: Collection[Delivery]) -> set[str]:
+        """The recipients to whom no other may go."""
+        return {delivery.recipient for delivery in under_way} if self.one_each else set()
+
+    def served(self, under_way: Collection[Delivery]) -> set[str]:
+        """The users of whom no other may go."""
+        users = Counter(delivery.user_id for delivery in under_way if delivery.user_id is not None)
+        return {user for user, count in users.items() if count >= self.part}
 
 
 def pause_after(attempts: int, chance: float, at_least: timedelta = timedelta()) -> timedelta:

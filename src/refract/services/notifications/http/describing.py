@@ -2,11 +2,7 @@
 
 from typing import Any
 
-from litestar.enums import RequestEncodingType
-from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import Example
-from litestar.params import BodyKwarg, QueryParameter
-from msgspec import Struct
+from refract.runtime.describing import Errors
 
 TAGS = ["notifications"]
 
@@ -39,7 +35,7 @@ PREFERENCES: dict[str, Any] = {
     "webhooks": [WEBHOOK],
 }
 
-_MESSAGES = {
+_MEANINGS = {
     400: ("The request is wrong; the message says what.", "limit must be a positive integer"),
     401: ("There is no good token.", "unauthorized"),
     403: ("It is another user's.", "forbidden"),
@@ -47,36 +43,4 @@ _MESSAGES = {
     503: ("It cannot be done now, and may be tried again.", "service unavailable"),
 }
 
-
-class ErrorAnswer(Struct, frozen=True):
-    """Every error is one message."""
-
-    error: str
-
-
-def answers(container: type[Struct], description: str, *values: Any) -> ResponseSpec:
-    """A good answer, with examples."""
-    return ResponseSpec(container, description=description, generate_examples=False, examples=_examples(*values))
-
-
-def errors(*statuses: int) -> dict[int, ResponseSpec]:
-    """The error answers of a route; all of them may be 401 and 503."""
-    return {
-        status: answers(ErrorAnswer, description, {"error": message})
-        for status, (description, message) in _MESSAGES.items()
-        if status in {401, 503, *statuses}
-    }
-
-
-def body(*values: Any) -> BodyKwarg:
-    """A JSON body, with examples."""
-    return BodyKwarg(media_type=RequestEncodingType.JSON, examples=_examples(*values))
-
-
-def query(description: str, **schema: Any) -> QueryParameter:
-    """A parameter that we read ourselves, because the messages are ours."""
-    return QueryParameter(description=description, schema_extra={"type": "string", "one_of": None, **schema})
-
-
-def _examples(*values: Any) -> list[Example]:
-    return [Example(value=value) for value in values]
+errors = Errors(_MEANINGS, everywhere=(401, 503))

@@ -6,10 +6,11 @@ from litestar import HttpMethod, post, route
 from litestar.di import NamedDependency
 from litestar.params import PathParameter
 
+from refract.runtime.describing import answers, query
 from refract.runtime.tokens import Claims
 from refract.runtime.web import takes_body
 from refract.services.notifications.commands.reading import Reading
-from refract.services.notifications.http.describing import NOTIFICATION, TAGS, answers, errors, query
+from refract.services.notifications.http.describing import NOTIFICATION, TAGS, errors
 from refract.services.notifications.queries.notifications import NotificationPage, NotificationQueries
 from refract.services.notifications.queries.paging import PageRequest
 

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 from litestar import HttpMethod, put, route
 from msgspec import UNSET, Struct, UnsetType
 
+from refract.runtime.describing import answers, body
 from refract.runtime.web import takes_body
 from refract.services.notifications.commands.preferring import Preferring, WebhookWish, Wish
-from refract.services.notifications.http.describing import PREFERENCES, TAGS, WEBHOOK, answers, body, errors
+from refract.services.notifications.http.describing import PREFERENCES, TAGS, WEBHOOK, errors
 from refract.services.notifications.http.notifications import Caller
 from refract.services.notifications.queries.preferences import PreferenceQueries, PreferencesView, view_of
 

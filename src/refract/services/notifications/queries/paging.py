@@ -7,15 +7,12 @@ from uuid import UUID
 
 from refract.kernel.errors import Invalid
 from refract.kernel.ids import decode_base62, encode_base62
+from refract.runtime.paging import DEFAULT_LIMIT, read_limit
 from refract.runtime.ports import Row
-
-DEFAULT_LIMIT = 20
-LARGEST_LIMIT = 100
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _BEYOND_ALL = datetime(9999, 1, 1, tzinfo=UTC)
-_DIGITS_OF_A_LIMIT = 18
 _LONGEST_CURSOR = 40  # eleven digits of microseconds, a dash, and the 22 that 128 bits have in base62
 
 
@@ -61,12 +58,5 @@ class PageRequest:
         """The parameters as they stand in the URL; raises Invalid that names the first one that is wrong."""
         return cls(
             cursor=Cursor.read(after) if after else Cursor(),
-            limit=_limit(limit) if limit else DEFAULT_LIMIT,
+            limit=read_limit(limit),
         )
-
-
-def _limit(text: str) -> int:
-    digits = text.removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()) or not digits.strip("0"):
-        raise Invalid("limit must be a positive integer")
-    return LARGEST_LIMIT if len(digits.lstrip("0")) > _DIGITS_OF_A_LIMIT else min(int(digits), LARGEST_LIMIT)

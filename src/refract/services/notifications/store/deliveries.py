@@ -8,7 +8,7 @@ from typing import Any
 from refract.kernel.ids import new_event_id
 from refract.runtime.ports import Reads, Row, Transaction
 from refract.runtime.statements import Statement
-from refract.services.notifications.domain.sending import Delivery
+from refract.services.notifications.domain.sending import Delivery, Room
 
 LEASE = timedelta(minutes=5)
 """How long a delivery belongs to whoever took it. It is longer than any attempt by more than clocks differ."""
@@ -50,9 +50,12 @@ _DUE = f"""
 _FIRST = "ORDER BY next_attempt_at LIMIT :batch"
 DUE = Statement(
     "due_deliveries",
-    "Takes what has waited longest; what another process has in hand, and whom this one is writing to, is left alone.",
-    f"{_DUE} AND recipient <> ALL(:busy) {_FIRST} FOR UPDATE SKIP LOCKED",
-    sqlite=f"{_DUE} AND recipient NOT IN (SELECT value FROM json_each(:busy)) {_FIRST}",  # noqa: S608
+    "Takes what has waited longest; what another process has in hand, and those whom this one serves, are left alone.",
+    f"{_DUE} AND recipient <> ALL(:busy) AND COALESCE(user_id, '') <> ALL(:served) {_FIRST} FOR UPDATE SKIP LOCKED",
+    sqlite=f"""
+    {_DUE} AND recipient NOT IN (SELECT value FROM json_each(:busy))
+        AND COALESCE(user_id, '') NOT IN (SELECT value FROM json_each(:served)) {_FIRST}
+    """,  # noqa: S608
 )
 LEASE_OUT = Statement(
     "lease_out_deliveries",
@@ -97,10 +100,12 @@ FAIL_SOME_TO = Statement(
     sqlite=f"{_FAIL} WHERE id IN ({_SOME_TO})",
 )
 _MARK = "UPDATE notifications SET status = :status, sent_at = :sent_at WHERE status = 'pending'"
+# In the order in which whoever reads them all goes over them.
+_IN_ORDER = "SELECT id FROM notifications WHERE id = ANY(:ids::uuid[]) ORDER BY created_at, id FOR UPDATE"
 MARK_NOTIFICATIONS = Statement(
     "mark_notifications",
     "Shows in the list what became of the mail, or of the digest.",
-    f"{_MARK} AND id IN (SELECT id FROM notifications WHERE id = ANY(:ids::uuid[]) ORDER BY created_at, id FOR UPDATE)",
+    f"{_MARK} AND id IN ({_IN_ORDER})",
     sqlite=f"{_MARK} AND id IN (SELECT value FROM json_each(:ids))",  # noqa: S608
 )
 PRUNE = Statement(
@@ -184,17 +189,24 @@ async def is_due(database: Reads, channel: str, now: datetime) -> bool:
 
 
 async def take_due(
-    tx: Transaction, channel: str, now: datetime, *, free: int, busy: Collection[str], one_each: bool
+    tx: Transaction, channel: str, now: datetime, room: Room, under_way: Sequence[Delivery]
 ) -> list[Delivery]:
-    """Lease up to `free` deliveries; with `one_each` none to a recipient who is busy, and one to each of the others."""
-    rows = await tx.fetch(DUE, channel=channel, now=now, busy=sorted(busy), batch=free)
-    taken: dict[str, Row] = {}
-    for row in rows:
-        taken.setdefault(row["recipient"] if one_each else row["id"], row)
-    ids = [row["id"] for row in taken.values()]
-    if ids:
-        await tx.execute(LEASE_OUT, ids=ids, leased_until=now + LEASE)
-    return [_delivery_of(row) for row in taken.values()]
+    """Lease the deliveries that find a place beside those under way; if any could, at least one does."""
+    rows = await tx.fetch(
+        DUE,
+        channel=channel,
+        now=now,
+        busy=sorted(room.busy(under_way)),
+        served=sorted(room.served(under_way)),
+        batch=room.left(under_way),
+    )
+    taken: list[Delivery] = []
+    for delivery in map(_delivery_of, rows):
+        if room.takes(delivery, [*under_way, *taken]):
+            taken.append(delivery)
+    if taken:
+        await tx.execute(LEASE_OUT, ids=[delivery.id for delivery in taken], leased_until=now + LEASE)
+    return taken
 
 
 def _delivery_of(row: Row) -> Delivery:
