@@ -168,7 +168,7 @@ async def _seed(location: str | Path) -> None:
             async with database.transaction() as tx:
                 await add_notifications(tx, kept, now + timedelta(seconds=first / BATCH))
         async with database.transaction() as tx:
-            await meet_recipients(tx, [Meeting(OWNER, EMAIL, now, OWN)])
+            await meet_recipients(tx, [Meeting(OWNER, EMAIL, now, OWN)], now)
             await tx.execute(Statement("analyze", "Counts.", "ANALYZE"))
     finally:
         await database.close()

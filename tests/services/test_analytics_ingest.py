@@ -222,7 +222,7 @@ class TestPeriods:
         }
 
     async def test_a_click_of_another_age_is_counted(self, analytics: Between) -> None:
-        """Watermarks begin in 1970, and so do clicks: whatever a clock says that is not set, every chart can show it."""
+        """Watermarks begin in 1970, and so do clicks: what a clock says that is not set, every chart can show."""
         events = [clicked(at=datetime(1, 1, 1, tzinfo=UTC)), clicked(at=datetime(1969, 12, 31, 23, 59, tzinfo=UTC))]
         await ingest(analytics, *events)
         assert (await totals_in(analytics.database))["abc"][0] == 2

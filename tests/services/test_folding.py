@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -202,6 +203,21 @@ async def test_a_click_that_lands_while_its_mark_is_worked_off_is_not_lost(
     assert [row["clicks"] for row in await periods.rows()] == [3, 3, 3]
 
 
+async def test_all_marks_of_a_link_go_at_once_however_many(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a backlog of yesterday's clicks there is one for each transaction."""
+    monkeypatch.setattr(folding, "PAGE", 3)
+    await periods.count(a_click(YESTERDAY))
+    await fold(periods)
+    for codes in ("a", "ab", "abc", "bc", "b", "b", "b", "b", "bd", "d"):
+        await periods.count(*(a_click(YESTERDAY, code) for code in codes))
+    await fold(periods)
+    assert await periods.marks() == []
+    for code in "abcd":
+        assert await periods.answer(code, FEBRUARY, TODAY) == periods.recount(code, FEBRUARY, TODAY)
+
+
 @pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("late", [FEBRUARY, FEBRUARY + 20 * DAYS])
 async def test_a_click_that_lands_between_the_days_and_their_month_is_not_lost(
@@ -228,15 +244,16 @@ async def test_a_click_that_lands_between_the_days_and_their_month_is_not_lost(
     assert [row["clicks"] for row in await periods.rows(MONTH)] == [2]
 
 
-async def test_a_click_of_a_writer_who_knew_the_day_as_open_is_in_it(periods: PeriodsWorld) -> None:
-    """The watermark waits for whoever is on the way: only PostgreSQL has two at once."""
+@pytest.mark.parametrize("late_on", [YESTERDAY + HOURS, YESTERDAY - 3 * DAYS])
+async def test_a_click_of_a_writer_who_knew_the_day_as_open_is_in_it(periods: PeriodsWorld, late_on: datetime) -> None:
+    """The watermark waits for whoever is on the way, also to a day before that had none: PostgreSQL has two at once."""
     if periods.database.dialect == "sqlite":
         return
     await periods.count(a_click(YESTERDAY))
     ready, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> None:
-        late = a_click(YESTERDAY + HOURS, visitor=4)
+        late = a_click(late_on, visitor=4)
         async with periods.database.transaction() as tx:
             await Ingesting(KnownClicks([late]), periods.clock).ingest(tx, [event_of(late)])
             ready.set()
@@ -251,7 +268,7 @@ async def test_a_click_of_a_writer_who_knew_the_day_as_open_is_in_it(periods: Pe
     go_on.set()
     await writing
     await folding_too
-    assert [row["clicks"] for row in await periods.rows(DAY)] == [2]
+    assert sum(row["clicks"] for row in await periods.rows(DAY)) == 2
     assert await periods.answer("abc", FEBRUARY, TODAY) == periods.recount("abc", FEBRUARY, TODAY)
 
 
@@ -325,6 +342,37 @@ async def test_values_that_did_not_fit_an_hour_are_exact_once_it_is_folded(
     exact = people_of(day, "referer")
     assert (exact["https://late.example/"], exact["https://5.example/"], exact[OTHER]) == (5, 2, 2)
     assert sum(exact.values()) == day["clicks"] == 12
+
+
+async def test_hours_are_made_exact_in_the_order_in_which_clicks_lock_them(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts a late click meanwhile holds one of these hours, and may want the next."""
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 2)
+    for code in ("b", "a"):
+        for hour, dimension in enumerate(["os", "city", "browser", "referer", "os"]):
+            values: list[dict[str, Any]] = [{dimension: f"{number}"} for number in range(4)]
+            clicks = (a_click(YESTERDAY + hour * HOURS, code, **value) for value in values)
+            await periods.count(*clicks)
+    merged = await merging.Merging(periods.database, periods.clock, 9 * DAYS).merge(DAY, YESTERDAY, ["a", "b"])
+    rows = [(one.short_code, one.starts_at) for one in merged.corrections]
+    assert rows == [(code, YESTERDAY + hour * HOURS) for code in ("a", "b") for hour in range(5)]
+
+
+async def test_values_that_are_too_long_for_an_hour_are_too_long_for_its_day(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 10)
+    monkeypatch.setattr(merging, "MOST_IN_HOUR", 10)
+    monkeypatch.setattr(merging, "MOST_IN_LONGER", 20)
+    for number in range(12):
+        referer = f"https://{number:02}.example/{'x' * 279}"
+        await periods.count(*(a_click(YESTERDAY, referer=referer) for _ in range(number + 1)))
+    await fold(periods)
+    for row, kept in zip(await periods.rows(), (3, 6, 6), strict=True):
+        counts = people_of(row, "referer")
+        assert sorted(counts.values()) == sorted([*range(13 - kept, 13), sum(range(13 - kept))])
+        assert OTHER in counts
 
 
 @pytest.mark.parametrize("reason", ["too many clicks", "clicks are gone"])

@@ -220,6 +220,16 @@ async def test_all_at_once(notices: NoticesWorld, monkeypatch: pytest.MonkeyPatc
     assert (await notices.page())["unread"] == 1
 
 
+async def test_all_is_all_whatever_the_clock_says(notices: NoticesWorld) -> None:
+    """Of two processes that keep notifications one is ahead; or the clock was set back."""
+    notices.clock.advance(5)
+    await notices.tell(created(), created())
+    notices.clock.advance(-5)
+    assert (await notices.call("POST", "/notifications/all/read")).status == 204
+    assert (await notices.page())["unread"] == 0
+    assert all("read_at" in notification for notification in (await notices.page())["notifications"])
+
+
 async def test_two_who_read_all_at_once_count_each_once(notices: NoticesWorld) -> None:
     other = await open_database(notices.location)
     try:
@@ -240,7 +250,12 @@ async def test_two_who_read_all_at_once_count_each_once(notices: NoticesWorld) -
 async def test_what_somebody_else_just_reads_is_not_counted_twice(notices: NoticesWorld) -> None:
     await notices.tell(*(created() for _ in range(5)))
     async with notices.database.transaction() as tx:
-        assert await tx.execute(MARK_ALL_READ, user_id=ALICE, now=notices.clock.now(), batch=1_000) == 5
+        assert (
+            await tx.execute(
+                MARK_ALL_READ, user_id=ALICE, now=notices.clock.now(), until=notices.clock.now(), batch=1_000
+            )
+            == 5
+        )
         other = asyncio.create_task(Reading(notices.database, notices.clock).read_all(ALICE))
         await eventually(notices.somebody_waits)
     assert await other == 0

@@ -260,7 +260,7 @@ async def test_changes_at_once_build_on_each_other(notices: NoticesWorld) -> Non
 async def test_who_changes_a_webhook_and_who_disables_it_wait_for_each_other(notices: NoticesWorld) -> None:
     """Both lock the webhook before the digest; else one of them would be refused as deadlocked."""
     await notices.prefer(digest="daily", webhooks=[{"url": HOOK}])
-    change = {"digest": "weekly", "webhooks": [{"url": HOOK, "events": ["url.created"]}]}
+    change: dict[str, Any] = {"digest": "weekly", "webhooks": [{"url": HOOK, "events": ["url.created"]}]}
     async with notices.database.transaction() as tx:
         await tx.execute(SWITCH_OFF, now=notices.clock.now())
         changing = asyncio.create_task(notices.prefer(**change))

@@ -5,8 +5,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from refract.runtime.statements import Statement
+from refract.services.analytics.queries.reading import KnownLink, Reader
+from refract.services.analytics.queries.statements import READ_FOLDED
 from tests.support.clocks import START
 from tests.support.http import Client
+from tests.support.periods import STALE
 from tests.support.stats import STRANGER, StatsWorld, closed_stats, stats
 
 __all__ = ["closed_stats", "stats"]
@@ -59,6 +62,32 @@ async def test_five_referers_at_most_of_the_whole_life_of_bots_too(stats: StatsW
     assert [(one["referer"], one["count"]) for one in shown] == [
         (f"https://{number}.example/", number + 1) for number in (6, 5, 4, 3, 2)
     ]
+
+
+async def test_no_week_has_more_clicks_than_a_life(stats: StatsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clicks come in while an answer is made."""
+    await stats.click(START - 3 * DAY)
+    find = Reader.find
+
+    async def find_in_time(self: Reader, short_code: str) -> KnownLink:
+        found = await find(self, short_code)
+        await stats.click(START - 3 * DAY, START - 2 * DAY, bot=True)
+        return found
+
+    monkeypatch.setattr(Reader, "find", find_in_time)
+    shown = await stats.read("abc")
+    assert shown["clicks_last_7d"] > 1
+    assert (shown["total_clicks"], shown["bot_clicks"]) == (shown["clicks_last_7d"], shown["clicks_last_7d"] - 1)
+
+
+async def test_a_link_with_many_marks_is_read_as_fast_as_one_with_few(stats: StatsWorld) -> None:
+    await stats.click(START - DAY)
+    await stats.fold()
+    for _ in range(5):
+        await stats.click(START - DAY)
+    assert len(await stats.database.fetch(STALE)) == 5 * 2
+    assert len(await stats.database.fetch(READ_FOLDED, short_code="abc")) == 3 + 2
+    assert (await stats.read("abc"))["clicks_last_7d"] == 6
 
 
 async def test_zero_clicks_are_zeros_and_never_null(stats: StatsWorld) -> None:

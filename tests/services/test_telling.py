@@ -16,6 +16,7 @@ from refract.kernel.errors import Unavailable
 from refract.kernel.events import Event
 from refract.runtime.messages import Binding, DeadLetter, Queue
 from refract.runtime.ports import Database, Transaction
+from refract.services.notifications.commands.telling import MOST_AT_ONCE
 from refract.services.notifications.domain.notices import notice_of
 from tests.support.clocks import START
 from tests.support.databases import open_database
@@ -310,6 +311,22 @@ async def test_a_mail_is_put_on_its_way_for_what_its_owner_wants(
     assert lines(caplog) == [], "the line stands for mails of an instance that sends none"
 
 
+async def test_many_of_one_user_at_once_are_one_mail(notices: NoticesWorld) -> None:
+    """Who makes a thousand links in bulk, with any address for theirs, must not have a thousand mails sent there."""
+    await notices.prefer(channels={"url.created": ["email"]})
+    await notices.prefer(user=BOB, channels={"url.created": ["email"]})
+    links = [created() for _ in range(MOST_AT_ONCE + 1)]
+    await notices.tell(*links, *(created(BOB) for _ in range(MOST_AT_ONCE)), sends_mail=True)
+    mails = await notices.deliveries()
+    assert [mail["recipient"] for mail in mails if mail["kind"] == "url.created"] == [EMAILS[BOB]] * MOST_AT_ONCE
+    [one] = [mail for mail in mails if mail["kind"] != "url.created"]
+    assert (one["recipient"], one["subject"]) == (EMAILS[ALICE], "Your links: 11 new links")
+    assert all(link.short_code in one["text"] for link in links)
+    rows = await notices.notifications()
+    assert one["payload"] == {"notifications": [row["id"] for row in rows if row["user_id"] == ALICE]}
+    assert {row["status"] for row in rows} == {"pending"}
+
+
 @ON_SQLITE
 async def test_channels_decide_mail_and_line(notices: NoticesWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "refract")
@@ -351,6 +368,17 @@ async def test_the_address_is_that_of_the_newest_event_that_has_one(notices: Not
     notices.clock.advance(1)
     await notices.tell(reached(user_email="now@example.com", occurred_at=notices.clock.now()), sends_mail=True)
     assert (await notices.deliveries())[-1]["recipient"] == "now@example.com", "a clock that was ahead does not stay"
+
+
+async def test_a_clock_that_was_set_back_does_not_keep_an_old_address(notices: NoticesWorld) -> None:
+    notices.clock.advance(86_400)
+    await notices.tell(created(user_email="old@example.com", occurred_at=notices.clock.now()))
+    notices.clock.advance(-86_400)
+    await notices.tell(created(user_email="new@example.com", occurred_at=notices.clock.now()))
+    assert await addresses(notices) == ["new@example.com"]
+    notices.clock.advance(-1)  # as clocks of two processes differ
+    await notices.tell(created(user_email="old@example.com", occurred_at=notices.clock.now()))
+    assert await addresses(notices) == ["new@example.com"]
 
 
 async def test_webhooks_get_what_their_owner_chose(notices: NoticesWorld) -> None:

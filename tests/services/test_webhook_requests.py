@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -241,6 +242,21 @@ async def test_a_name_server_that_never_answers_is_left(monkeypatch: pytest.Monk
         released.set()
         lookups = webhooks._session._connector._resolver  # type: ignore[union-attr]
         await eventually(lambda: lookups._waiting == 0)
+
+
+async def test_a_system_without_threads_costs_no_place_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(public_connections, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(socket, "getaddrinfo", Names(["127.0.0.1"]))
+    async with receiver() as receiving, client() as webhooks:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(Postponed, match="the name cannot be resolved"):
+                await webhooks.post(receiving.url("hook.example"), b"{}", {})
+        await webhooks.post(receiving.url("hook.example"), b"{}", {})
+        assert receiving.connections == 1
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://a:99999/", "ftp://a/", "nonsense", "http://", "http://%zz/"])

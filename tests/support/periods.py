@@ -18,7 +18,7 @@ from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.commands.keeping import Housekeeping
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
+from refract.services.analytics.domain.periods import HOUR, MONTH, end_of, start_of
 from refract.services.analytics.domain.rollups import unpack_parts
 from refract.services.analytics.domain.sketches import Sketch, merge_sketches
 from refract.services.analytics.domain.tallies import Tally
@@ -165,22 +165,21 @@ class PeriodsWorld:
 
     async def answer(self, code: str, begin: datetime, end: datetime) -> Answer:
         """The answer by rows, the longest that may be trusted; the stretch is of whole hours."""
-        rows = {(row["span"], row["starts_at"]): row for row in await self.rows(code=code)}
         until = {span: row["until"] for span, row in (await self.folding()).items()}
         stale = {(span, starts_at) for marked, span, starts_at in await self.marks() if marked == code}
 
-        def usable(span: int, start: datetime) -> bool:
-            return start < until[span] and (span, start) not in stale and end_of(start, span) <= end
+        def trusted(span: int, moment: datetime) -> bool:
+            """Whether the period that a moment lies in has a row that tells all of it, and lies in the stretch."""
+            start = start_of(moment, span)
+            inside = begin <= start and end_of(start, span) <= end
+            return inside and (span == HOUR or (start < until[span] and (span, start) not in stale))
 
-        used: list[Row] = []
-        while begin < end:
-            span = next(
-                (span for span in (MONTH, DAY) if begin == start_of(begin, span) and usable(span, begin)),
-                HOUR,
-            )
-            if (row := rows.get((span, begin))) is not None:
-                used.append(row)
-            begin = end_of(begin, span)
+        used = [
+            row
+            for row in await self.rows(code=code)
+            if trusted(row["span"], row["starts_at"])
+            and not any(trusted(longer, row["starts_at"]) for longer in range(row["span"] + 1, MONTH + 1))
+        ]
         return _added_up(used)
 
 

@@ -14,7 +14,7 @@ from refract.services.analytics.adapters.agents import Agents
 from refract.services.analytics.adapters.enriching import Enricher
 from refract.services.analytics.adapters.geography import LOOK_SECONDS, Geography
 from refract.services.analytics.adapters.remembering import Remembered
-from refract.services.analytics.domain.clicks import FUTURE_SKEW, Click, bounded, visitor_of
+from refract.services.analytics.domain.clicks import EARLIEST, FUTURE_SKEW, Click, bounded, visitor_of
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START, ManualClock
 from tests.support.maps import BERLIN, write_map

@@ -1,5 +1,7 @@
 """Visitors of several stretches: each counted once, and what is remembered is no other than what was asked."""
 
+import pytest
+
 from refract.services.analytics.domain.sketches import Sketch
 from refract.services.analytics.queries.merging import WORTH_REMEMBERING, Merging, Seen
 
@@ -29,6 +31,18 @@ def test_single_visitors_at_the_edges_count_too() -> None:
         seen = [Seen([stored(0, 900)], set(visitors(890, 900 + edge)))]
         assert merging.counts(seen) == (900 + edge, [900 + edge])
         assert merging.counts([*seen, Seen([stored(0, 10)])]) == (900 + edge, [900 + edge, 10])
+
+
+def test_a_day_that_is_over_is_merged_once_with_the_visitors_at_its_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever days begin at half past, each of them has such visitors."""
+    merging = Merging()
+    seen = [Seen([stored(0, 900)], set(visitors(890, 905))), Seen([stored(1_000, 1_900)], {b"somebody"}), Seen()]
+    expected = merging.counts(seen)
+    assert expected == (1_806, [905, 901, 0])
+    merged: list[int] = []
+    monkeypatch.setattr(Sketch, "add_many", lambda _, visitors: merged.append(len(visitors)))
+    assert merging.counts(seen) == expected
+    assert merged == [0], "today, of whom nothing is remembered"
 
 
 def test_nobody() -> None:

@@ -53,7 +53,7 @@ class _Lookups(AbstractResolver):
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[Any]] = loop.create_future()
 
-        def ended(result: list[Any] | None, error: OSError | UnicodeError | None) -> None:
+        def ended(result: list[Any] | None, error: Exception | None) -> None:
             self._waiting -= 1
             if found.done():
                 return  # nobody waited so long
@@ -66,14 +66,18 @@ class _Lookups(AbstractResolver):
             result, trouble = None, None
             try:
                 result = socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 trouble = error
             with suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(ended, result, trouble)
 
-        self._waiting += 1
         # A daemon: the process must not wait at its end for a name server that never answers.
-        threading.Thread(target=look_up, name="lookup", daemon=True).start()
+        thread = threading.Thread(target=look_up, name="lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise OSError(None, "the system has no thread for it") from None
+        self._waiting += 1  # it counts from now, and no more than once: its end comes by the loop, after this
         return [
             ResolveResult(
                 hostname=host,

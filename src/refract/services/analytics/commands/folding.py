@@ -114,16 +114,17 @@ class Folding:
 
     async def _close_next(self, turn: Turn, span: int, progress: Progress) -> bool:
         """Close the next period that has rows and is over; whether there was one."""
-        first = await _first_row(self._database, span - 1, progress.watermarks.closed[span])
-        if first is None:
-            return False
-        begin = start_of(first, span)
-        end = end_of(begin, span)
-        if end + GRACE > self._clock.now():
+        closed = progress.watermarks.closed[span]
+        if await self._next_due(self._database, span, closed) is None:
             return False
         async with turn.transaction() as tx:
             await tx.execute(BE_BRIEF)
             await tx.execute(TAKE_PERIODS)
+            # Again, because now nobody is on the way any more: periods without rows are passed over, and closed too.
+            begin = await self._next_due(tx, span, closed)
+            if begin is None:
+                return False
+            end = end_of(begin, span)
             if span == MONTH:
                 unfolded = await _first_row(tx, HOUR, progress.watermarks.until[DAY])
                 if unfolded is not None and unfolded < end:
@@ -133,6 +134,13 @@ class Folding:
                 await tx.execute(PASS_MARKS_ON, span=MONTH, finer=DAY, begin=begin, end=end, mark=new_event_id())
             await tx.execute(CLOSE_PERIOD, span=span, closed=end, at=begin)
         return True
+
+    async def _next_due(self, reads: Reads, span: int, closed: datetime) -> datetime | None:
+        first = await _first_row(reads, span - 1, closed)
+        if first is None:
+            return None
+        begin = start_of(first, span)
+        return begin if end_of(begin, span) + GRACE <= self._clock.now() else None
 
     async def _walk(self, turn: Turn, span: int, at: datetime, code: str) -> int:
         """Fold a closed period from where its walk is; each link at the first row that it has in the period."""

@@ -48,25 +48,30 @@ class Merging:
         return everybody.estimate(), [one.count for one in merged]
 
     def _merged(self, sketches: Sequence[bytes], visitors: set[bytes]) -> Merged:
-        if visitors or sum(map(len, sketches)) < WORTH_REMEMBERING:
-            sketch = merge_sketches(sketches)
-            sketch.add_many(visitors)
-            return _as_merged(sketch, None)
-        digest = _digest(sketches)
-        return self._remembered.get(digest) or self._remember(digest, sketches)
+        if sum(map(len, sketches)) < WORTH_REMEMBERING:
+            return _as_merged(_everybody(sketches, visitors), None)
+        # No sketch is empty, so that it is plain where the visitors begin: those of a day's edges are over with it.
+        digest = _digest([*sketches, b"", *sorted(visitors)])
+        return self._remembered.get(digest) or self._remember(digest, _everybody(sketches, visitors))
 
     def _merged_again(self, merged: Sequence[Merged]) -> Merged:
         stored = [one.stored for one in merged]
         digests = [one.digest or one.stored or b"" for one in merged]
         digest = _digest([b"together", *digests])
-        return self._remembered.get(digest) or self._remember(digest, stored)
+        return self._remembered.get(digest) or self._remember(digest, merge_sketches(stored))
 
-    def _remember(self, digest: bytes, sketches: Sequence[bytes | None]) -> Merged:
-        merged = _as_merged(merge_sketches(sketches), digest)
+    def _remember(self, digest: bytes, sketch: Sketch) -> Merged:
+        merged = _as_merged(sketch, digest)
         if len(self._remembered) >= self._most:
             self._remembered.popitem(last=False)
         self._remembered[digest] = merged
         return merged
+
+
+def _everybody(sketches: Sequence[bytes], visitors: set[bytes]) -> Sketch:
+    sketch = merge_sketches(sketches)
+    sketch.add_many(visitors)
+    return sketch
 
 
 def _as_merged(sketch: Sketch, digest: bytes | None) -> Merged:

@@ -10,19 +10,16 @@ from refract.kernel.clock import Clock
 from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database, Row, Transaction
 from refract.runtime.statements import Statement
-from refract.services.notifications.commands.telling import FOOTER, log_mail
-from refract.services.notifications.domain.digests import Line, digest_lines, digest_subject, next_digest
-from refract.services.notifications.domain.letters import letter_of_lines
+from refract.services.notifications.commands.telling import MANY, log_mail, mail_of_many
+from refract.services.notifications.domain.digests import Line, digest_subject, next_digest
 from refract.services.notifications.domain.preferences import Digest
-from refract.services.notifications.store.deliveries import TELLS_OF, NewDelivery, add_deliveries
+from refract.services.notifications.store.deliveries import add_deliveries
 
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 30.0
 MOST_IN_ONE = 5_000
 """Notifications that one digest tells of; the rest comes in another one, at once."""
-
-KIND = "digest"
 
 Pause = Callable[[float], Awaitable[object]]
 
@@ -67,7 +64,6 @@ class _Sent:
 
     email: str
     subject: str
-    event_id: str
 
 
 class Digesting:
@@ -106,7 +102,7 @@ class Digesting:
             if digest is not None:
                 sent += 1
                 if not self._sends_mail:
-                    log_mail(KIND, digest.email, digest.subject, "")
+                    log_mail(MANY, digest.email, digest.subject, "")
 
     async def _send(self, tx: Transaction, due: Row, now: datetime) -> _Sent | None:
         """Send one, and say when the next is due; None where nothing was gathered."""
@@ -124,29 +120,13 @@ class Digesting:
             return None
         rows.sort(key=lambda row: row["id"])
         lines = [Line(row["event_type"], row["title"]) for row in rows]
-        # Named by what it tells of first, which no other digest does.
-        sent = _Sent(email, digest_subject(every, lines), f"{KIND}:{rows[0]['id']}")
         if mailed:
-            await add_deliveries(tx, [_delivery(user_id, sent, lines, [row["id"] for row in rows])], now)
-        return sent
+            told = [row["id"] for row in rows]
+            await add_deliveries(tx, [mail_of_many(user_id, email, every, lines, told)], now)
+        return _Sent(email, digest_subject(every, lines))
 
     async def _settle(self, tx: Transaction, user_id: str, every: Digest, now: datetime) -> None:
         if every is Digest.OFF:
             await tx.execute(REMOVE_DIGEST, user_id=user_id)
         else:
             await tx.execute(NEXT_DIGEST, user_id=user_id, next_at=next_digest(every, now))
-
-
-def _delivery(user_id: str, digest: _Sent, lines: list[Line], told: list[str]) -> NewDelivery:
-    letter = letter_of_lines(digest.subject, (digest.subject, *digest_lines(lines)), footer=FOOTER)
-    return NewDelivery(
-        source_event_id=digest.event_id,
-        channel="email",
-        kind=KIND,
-        recipient=digest.email,
-        user_id=user_id,
-        subject=letter.subject,
-        text=letter.text,
-        html=letter.html,
-        payload={TELLS_OF: told},
-    )

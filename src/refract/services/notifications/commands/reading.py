@@ -24,8 +24,16 @@ FIND_OWNER = Statement(
     "find_owner", "Reads whose a notification is.", "SELECT user_id FROM notifications WHERE id = :id"
 )
 
+LAST_UNREAD = Statement(
+    "last_unread",
+    "Reads when the newest came that a user has not read.",
+    """
+    SELECT created_at FROM notifications WHERE user_id = :user_id AND read_at IS NULL
+    ORDER BY created_at DESC LIMIT 1
+    """,
+)
 _UNREAD = """
-    SELECT id FROM notifications WHERE user_id = :user_id AND read_at IS NULL AND created_at <= :now
+    SELECT id FROM notifications WHERE user_id = :user_id AND read_at IS NULL AND created_at <= :until
     ORDER BY created_at LIMIT :batch
 """
 MARK_ALL_READ = Statement(
@@ -58,17 +66,21 @@ class Reading:
 
     async def read_all(self, user_id: str) -> int:
         """Mark everything as read that is there by now, in batches; returns how many."""
-        now = self._clock.now()
+        # Not by the clock: whoever kept the newest may have another, or it was set back since.
+        last = await self._database.fetch_one(LAST_UNREAD, user_id=user_id)
         marked = 0
-        while True:
-            batch = await self._read_batch(user_id, now)
+        while last is not None:
+            batch = await self._read_batch(user_id, last["created_at"])
             marked += batch
             if batch < READ_BATCH:
-                return marked
+                break
+        return marked
 
-    async def _read_batch(self, user_id: str, now: datetime) -> int:
+    async def _read_batch(self, user_id: str, until: datetime) -> int:
         async with self._database.transaction() as tx:
-            batch = await tx.execute(MARK_ALL_READ, user_id=user_id, now=now, batch=READ_BATCH)
+            batch = await tx.execute(
+                MARK_ALL_READ, user_id=user_id, now=self._clock.now(), until=until, batch=READ_BATCH
+            )
             if batch:
                 await count_read(tx, {user_id: batch})
         return batch

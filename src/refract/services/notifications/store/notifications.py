@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from refract.runtime.ports import Transaction
@@ -23,7 +23,12 @@ COLUMNS = (
     "sent_at",
 )
 
-_BETTER = "excluded.email <> '' AND (recipients.email = '' OR excluded.email_at >= recipients.email_at)"
+APART = timedelta(hours=1)
+"""More than the clocks of two processes differ."""
+
+# An address of a time that has not come is one of a clock that was set back since: any other is better.
+_WORSE = "(recipients.email = '' OR recipients.email_at <= excluded.email_at OR recipients.email_at > :never)"
+_BETTER = f"excluded.email <> '' AND {_WORSE}"
 MEET_RECIPIENT = Statement(
     "meet_recipient",
     "Counts what a user has not read, and keeps the address of the newest event that has one.",
@@ -65,7 +70,7 @@ class Meeting:
     unread: int
 
 
-async def meet_recipients(tx: Transaction, meetings: Collection[Meeting]) -> None:
+async def meet_recipients(tx: Transaction, meetings: Collection[Meeting], now: datetime) -> None:
     """Keep users as events know them; one after the other, so that two readers wait instead of deadlocking."""
     ordered = sorted(meetings, key=lambda meeting: meeting.user_id)
     await tx.execute_many(
@@ -76,6 +81,7 @@ async def meet_recipients(tx: Transaction, meetings: Collection[Meeting]) -> Non
                 "email": meeting.email,
                 "email_at": meeting.email_at,
                 "unread": meeting.unread,
+                "never": now + APART,
             }
             for meeting in ordered
         ],
