@@ -27,7 +27,7 @@ ATTEMPTS = 5
 PARTS = 8
 """Into so many a batch that failed is divided: more would be many small transactions, fewer much work done again."""
 
-MOST_EVENTS = 10_000
+MOST_EVENTS = 25_000
 """So many events go into one transaction, or one message: a message may hold a thousand, a reader hundreds of those."""
 
 PRUNE_BATCH = 1000
