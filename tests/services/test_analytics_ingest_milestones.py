@@ -59,8 +59,8 @@ async def test_the_tenth_click_is_a_milestone(analytics: Between, caplog: pytest
     [row] = await analytics.database.fetch(MILESTONES)
     assert row["triggered_at"] == START
     [record] = [record for record in caplog.records if record.message == "milestone crossed"]
-    assert (record.short_code, record.milestone, record.total) == ("abc", 10, 10)  # type: ignore[attr-defined]
-    assert record.event_id == tenth.event_id  # type: ignore[attr-defined]
+    told = {"short_code": "abc", "milestone": 10, "total": 10, "event_id": tenth.event_id}
+    assert vars(record).items() >= told.items()
 
 
 async def test_it_is_announced_once(analytics: Between) -> None:

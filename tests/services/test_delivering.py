@@ -243,16 +243,18 @@ async def test_a_failure_that_nobody_thought_of_is_a_failure(
     assert await deliveries.round(lane) == 1
 
 
-async def test_a_fault_of_ours_ends_no_lane(deliveries: Deliveries, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_ours_ends_no_lane(
+    deliveries: Deliveries, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delivery = await deliveries.add()
     sending = Sending()
-    sending.settled = None  # type: ignore[method-assign,assignment]
     lane = deliveries.lane(sending)
-    await deliveries.round(lane)
+    with monkeypatch.context() as patched:
+        patched.setattr(sending, "settled", None)
+        await deliveries.round(lane)
     row = await deliveries.row(delivery)
     assert (row["status"], row["attempts"], row["next_attempt_at"]) == ("pending", 1, deliveries.clock.now() + LEASE)
     assert "delivery not written down" in caplog.text
-    del sending.settled
     deliveries.clock.advance(LEASE.total_seconds())
     assert await deliveries.round(lane) == 1
     assert (await deliveries.row(delivery))["status"] == "sent"

@@ -117,9 +117,9 @@ async def test_many_links_are_folded_in_chunks(periods: PeriodsWorld, monkeypatc
     chunks: list[int] = []
     write = folding.Folding._write
 
-    async def noted(self: folding.Folding, turn: object, chunk: folding._Chunk) -> int:
+    async def noted(self: folding.Folding, turn: Any, chunk: folding._Chunk) -> int:
         chunks.append(len(chunk.codes))
-        return await write(self, turn, chunk)  # type: ignore[arg-type]
+        return await write(self, turn, chunk)
 
     monkeypatch.setattr(folding.Folding, "_write", noted)
     assert await fold(periods) == 2 * len(codes)
@@ -145,9 +145,9 @@ async def test_one_link_with_very_many_clicks_is_a_chunk_of_its_own(
     written: list[list[str]] = []
     write = folding.Folding._write
 
-    async def noted(self: folding.Folding, turn: object, chunk: folding._Chunk) -> int:
+    async def noted(self: folding.Folding, turn: Any, chunk: folding._Chunk) -> int:
         written.append(list(chunk.codes))
-        return await write(self, turn, chunk)  # type: ignore[arg-type]
+        return await write(self, turn, chunk)
 
     monkeypatch.setattr(folding.Folding, "_write", noted)
     await fold(periods)
@@ -162,8 +162,8 @@ async def test_a_click_that_lands_while_its_day_is_read_is_not_lost(
     await periods.count(a_click(YESTERDAY), a_click(YESTERDAY, "zzz"))
     merge = merging.Merging.merge
 
-    async def interrupted(self: merging.Merging, span: int, *rest: object) -> merging.Merged:
-        merged = await merge(self, span, *rest)  # type: ignore[arg-type]
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
         if span == DAY:
             await periods.count(a_click(YESTERDAY + HOURS, visitor=8))
         return merged
@@ -188,8 +188,8 @@ async def test_a_click_that_lands_while_its_mark_is_worked_off_is_not_lost(
     await periods.count(a_click(YESTERDAY))
     merge = merging.Merging.merge
 
-    async def interrupted(self: merging.Merging, span: int, *rest: object) -> merging.Merged:
-        merged = await merge(self, span, *rest)  # type: ignore[arg-type]
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
         if span == interrupted_span:
             await periods.count(a_click(YESTERDAY))
         return merged
@@ -229,8 +229,8 @@ async def test_a_click_that_lands_between_the_days_and_their_month_is_not_lost(
         await fold(periods)
     fold_due = folding.Folding._fold_due
 
-    async def interrupted(self: folding.Folding, turn: object, span: int) -> int:
-        folded = await fold_due(self, turn, span)  # type: ignore[arg-type]
+    async def interrupted(self: folding.Folding, turn: Any, span: int) -> int:
+        folded = await fold_due(self, turn, span)
         if span == DAY:
             await periods.count(a_click(late, visitor=3))
         return folded
@@ -303,8 +303,8 @@ async def test_one_who_was_overtaken_writes_nothing_old(periods: PeriodsWorld, m
     await periods.count(a_click(YESTERDAY))
     merge = merging.Merging.merge
 
-    async def overtaken(self: merging.Merging, *rest: object) -> merging.Merged:
-        merged = await merge(self, *rest)  # type: ignore[arg-type]
+    async def overtaken(self: merging.Merging, *rest: Any) -> merging.Merged:
+        merged = await merge(self, *rest)
         monkeypatch.setattr(merging.Merging, "merge", merge)
         await periods.count(a_click(YESTERDAY))
         await fold(periods)
@@ -404,8 +404,8 @@ async def test_an_hour_that_has_got_a_click_since_it_was_counted_is_not_correcte
         await periods.count(a_click(YESTERDAY, city=f"city {number}"))
     merge = merging.Merging.merge
 
-    async def interrupted(self: merging.Merging, span: int, *rest: object) -> merging.Merged:
-        merged = await merge(self, span, *rest)  # type: ignore[arg-type]
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
         if span == DAY:
             assert merged.corrections
             await periods.count(a_click(YESTERDAY, city="city 9"))
