@@ -276,3 +276,11 @@ async def _empty(database: Database) -> None:
     async with database.transaction() as tx:
         for table in TABLES:
             await tx.execute(Statement("empty", "Empties a table.", f"DELETE FROM {table}"))
+
+
+LINE = "would send email to user"
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The lines that stand for mails."""
+    return [vars(record) for record in caplog.records if record.getMessage() == LINE]
