@@ -29,6 +29,7 @@ from benchmarks import (
     relay,
     scale,
     shorten,
+    sms,
     start,
     stats,
     tokens,
@@ -62,6 +63,7 @@ IN_WORKSHOP = {
     "tokens": tokens.measure,
     "limiter": limiter.measure,
     "login": login.measure,
+    "sms": sms.measure,
 }
 OVER_SERVERS = {"health": health.measure, "relay": relay.measure, "idle": idle.measure}
 NAMES = (*ALONE, *IN_WORKSHOP, *OVER_SERVERS)

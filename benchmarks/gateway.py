@@ -22,8 +22,9 @@ CONNECTIONS = 32
 PATHS = 1_000
 SERVICE, HAPROXY, GATEWAY = "service", "haproxy", "gateway"
 NAMES = {SERVICE: "the service itself", HAPROXY: "HAProxy", GATEWAY: "gateway"}
-PUBLIC, TOKEN, COUNTED = KINDS = ("public", "with a token", "counted in Redis")
-"""A row that asks for nothing, one that wants a token, and a redirect, which is counted by address."""
+PUBLIC, TOKEN, COUNTED, VARIED = KINDS = ("public", "with a token", "counted in Redis", "in ever other words")
+"""A row that asks for nothing, one that wants a token, a redirect, counted by address, and the first again from
+clients whose heads differ from each request to the next: nothing is known by its head."""
 
 LEAST, AIM = 0.2, 0.8
 FULL_SHARE = 0.9
@@ -141,6 +142,7 @@ def _judge(contest: Contest) -> dict[str, Any]:
         "ratio": round(ratios[PUBLIC].median, 3),
         "ratio_token": round(ratios[TOKEN].median, 3),
         "ratio_counted": round(ratios[COUNTED].median, 3),
+        "ratio_varied": round(ratios[VARIED].median, 3),
         "ratio_cpu": round(contest.cost(Run(HAPROXY, PUBLIC)).median / contest.cost(Run(GATEWAY, PUBLIC)).median, 3),
         "rps": {run.name: contest.rate(run).as_json() for run in RUNS},
         "cpu_us": {run.name: contest.cost(run).as_json() for run in RUNS},
@@ -157,6 +159,10 @@ def _requests(workshop: Workshop, gateway: Process) -> dict[str, Path]:
         PUBLIC: [f"GET /api/stats/{code} {lines}".encode() for code in codes],
         TOKEN: [call("GET", f"/api/urls/{code}", token) for code in codes],
         COUNTED: [f"GET /r/{code} {lines}".encode() for code in codes],
+        VARIED: [
+            f"GET /api/stats/{code} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Number: {number}\r\n\r\n".encode()
+            for number, code in enumerate(codes)
+        ],
     }
     return {
         kind: write_requests(workshop.folder / f"gateway-{number}", each)

@@ -60,9 +60,9 @@ def write_requests(file: Path, requests: Iterable[bytes]) -> Path:
     return file
 
 
-def send(target: Listening, requests: Path, *, connections: int, seconds: int) -> Reached:
-    """Send the requests in turn, over and over, as fast as they are answered."""
-    return _send(target, [str(requests)], connections, seconds)
+def send(target: Listening, requests: Path, *, connections: int, seconds: int, refused: bool = False) -> Reached:
+    """Send the requests in turn, over and over, as fast as they are answered, or, if so it should be, refused."""
+    return _send(target, [str(requests)], connections, seconds, refused=refused)
 
 
 def send_once(target: Listening, requests: Path, *, connections: int) -> Reached:
@@ -70,7 +70,7 @@ def send_once(target: Listening, requests: Path, *, connections: int) -> Reached
     return _send(target, [str(requests), "once"], connections, SECONDS_AT_MOST)
 
 
-def _send(target: Listening, arguments: list[str], connections: int, seconds: int) -> Reached:
+def _send(target: Listening, arguments: list[str], connections: int, seconds: int, *, refused: bool = False) -> Reached:
     options = _options(connections, seconds)
     command = ["wrk", *options, "--script", str(SCRIPT), f"http://127.0.0.1:{target.port}/", "--", *arguments]
     spent = family_cpu_seconds(target.pid)
@@ -89,7 +89,8 @@ def _send(target: Listening, arguments: list[str], connections: int, seconds: in
         seen = json.loads(report.splitlines()[-1])
     except (ValueError, IndexError):
         raise RuntimeError(f"wrk did not get through:\n{report}") from None
-    if not seen["requests"] or seen["refused"] or seen["failed"] or seen["late"]:
+    expected = seen["requests"] if refused else 0
+    if not seen["requests"] or seen["refused"] != expected or seen["failed"] or seen["late"]:
         raise RuntimeError(f"not every request was answered as it should be:\n{report}")
     return Reached(
         requests=seen["requests"],

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from tests.support.servers import PostgreSQL, RabbitMQ, Redis, Server
+from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis, Server
 from tests.support.servers.selection import configured
 
 # A busy machine makes examples slow, and no property of ours is about time.
@@ -50,6 +50,12 @@ def rabbitmq_url() -> str:
     return _address(RabbitMQ)
 
 
+@pytest.fixture(scope="session")
+def kafka_bootstrap() -> str:
+    """A Kafka as `host:port`."""
+    return _address(Kafka)
+
+
 @pytest.fixture
 async def fresh_database(postgres_dsn: str) -> AsyncIterator[str]:
     """The DSN of an empty PostgreSQL database that is dropped after the test."""
@@ -63,6 +69,12 @@ async def fresh_database(postgres_dsn: str) -> AsyncIterator[str]:
 @pytest.fixture
 def rabbitmq_namespace() -> str:
     """A prefix for the names of queues and exchanges that this test alone uses."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def kafka_namespace() -> str:
+    """A prefix for the names of topics and groups that this test alone uses."""
     return f"test-{secrets.token_hex(6)}"
 
 

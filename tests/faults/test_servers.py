@@ -17,7 +17,9 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis as RedisClient
 
-from tests.support.servers import PostgreSQL, RabbitMQ, Redis, ServerError
+from refract.runtime.distributed.record_log import KafkaLog
+from refract.runtime.records import Record, Topic
+from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis, ServerError
 from tests.support.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,6 +69,22 @@ async def test_rabbitmq_keeps_confirmed_messages_over_a_kill_and_takes_its_epmd_
         await eventually(lambda: not any(exists(pid) for pid in everything))
 
 
+async def test_kafka_keeps_what_it_acknowledged_over_a_kill() -> None:
+    with await asyncio.to_thread(Kafka().__enter__) as server:
+        assert server.real
+        topic = Topic("kept")
+        log = KafkaLog(server.address)
+        await log.declare(topic)
+        await log.publish(Record(topic.name, "key", b"42"))
+        await log.close()
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        log = KafkaLog(server.address)
+        async with log.reader(topic, "group") as reader:
+            assert [record.value for record in await reader.next_batch()] == [b"42"]
+        await log.close()
+
+
 async def test_a_server_that_cannot_start_shows_its_log() -> None:
     server = Redis()
     with socket.socket() as squatter:
@@ -82,11 +100,12 @@ async def test_run_passes_on_the_status_and_names_the_servers_last(elsewhere: Pa
     redis, *closing = output.decode().splitlines()
     assert (runner.returncode, errors) == (3, b"")
     assert redis.startswith("127.0.0.1:")
-    assert [line.partition(" ")[0] for line in closing] == ["PostgreSQL", "Redis", "RabbitMQ"]
+    assert [line.partition(" ")[0] for line in closing] == ["PostgreSQL", "Redis", "RabbitMQ", "Kafka"]
     assert [line.partition(" (")[2] for line in closing] == [
         "from TEST_POSTGRES_DSN)",
         "private)",
         "from TEST_RABBITMQ_URL)",
+        "from TEST_KAFKA_BOOTSTRAP)",
     ]
 
 
@@ -118,8 +137,8 @@ async def test_nothing_outlives_a_runner_that_was_killed(elsewhere: Path) -> Non
     runner = await command(elsewhere, {}, "run", "--", "sh", "-c", "echo ready; exec cat >/dev/null", stdin=PIPE)
     await line_of(runner, "ready")
     relatives, folders = everything_of(runner)
-    assert {"postgres", "redis-server", "beam.smp", "epmd"} <= {name_of(pid) for pid in relatives}
-    assert len(folders) == 3
+    assert {"postgres", "redis-server", "beam.smp", "epmd", "java"} <= {name_of(pid) for pid in relatives}
+    assert len(folders) == 4
     assert runner.stdin is not None
     runner.kill()
     runner.stdin.close()
@@ -135,11 +154,12 @@ async def test_servers_are_kept_up_until_they_are_told_to_stop(elsewhere: Path) 
         "export TEST_POSTGRES_DSN",
         "export TEST_REDIS_ADDR",
         "export TEST_RABBITMQ_URL",
+        "export TEST_KAFKA_BOOTSTRAP",
     ]
     used = await answer_of(elsewhere, "run", "--", "true")
-    assert used.count("(kept up by make servers)") == 3
+    assert used.count("(kept up by make servers)") == 4
     relatives = family(json.loads((elsewhere / ".servers" / "state.json").read_text())["pid"])
-    assert {"postgres", "redis-server", "beam.smp", "epmd"} <= {name_of(pid) for pid in relatives}
+    assert {"postgres", "redis-server", "beam.smp", "epmd", "java"} <= {name_of(pid) for pid in relatives}
     assert await answer_of(elsewhere, "down") == "Servers stopped.\n"
     await eventually(lambda: not any(exists(pid) for pid in relatives))
     assert await answer_of(elsewhere, "down") == "No servers were up.\n"
@@ -155,9 +175,13 @@ async def elsewhere(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 @pytest.fixture
-def some_named(postgres_dsn: str, rabbitmq_url: str) -> dict[str, str]:
+def some_named(postgres_dsn: str, rabbitmq_url: str, kafka_bootstrap: str) -> dict[str, str]:
     """All servers but Redis named in the environment: a quick start with one private server."""
-    return {"TEST_POSTGRES_DSN": postgres_dsn, "TEST_RABBITMQ_URL": rabbitmq_url}
+    return {
+        "TEST_POSTGRES_DSN": postgres_dsn,
+        "TEST_RABBITMQ_URL": rabbitmq_url,
+        "TEST_KAFKA_BOOTSTRAP": kafka_bootstrap,
+    }
 
 
 async def command(

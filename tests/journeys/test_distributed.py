@@ -121,7 +121,12 @@ REQUIRED = [
         "SERVICE_NAME",
         "JWT_SECRET",
         *(
-            {"database": "DATABASE_DSN", "bus": "RABBITMQ_URL", "redis": "REDIS_ADDR"}[need]
+            {
+                "database": "DATABASE_DSN",
+                "bus": "RABBITMQ_URL",
+                "redis": "REDIS_ADDR",
+                "kafka": "KAFKA_BOOTSTRAP",
+            }[need]
             for need in sorted(entry.needs)
         ),
     )

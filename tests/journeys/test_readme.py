@@ -6,13 +6,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.commands import running
+from tests.support.commands import COMMAND, running
 from tests.support.servers.places import free_port
 from tests.support.stack import inherited
 
 README = Path(__file__).parents[2] / "README.md"
+PROGRAM = ".venv/bin/refract"
 ADDRESS = "http://127.0.0.1:8080"
 MARK = "--- step ---"
+HEADINGS = ("## Five minutes with curl", "### Text messages")
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class Step:
     expected: tuple[str, ...]
 
 
-def steps() -> list[Step]:
-    """The commands of the walk-through. A comment before the first command of a paragraph is prose."""
-    text = README.read_text().partition("## Five minutes with curl")[2]
+def steps(heading: str) -> list[Step]:
+    """The commands below a heading. A comment before the first command of a paragraph is prose."""
+    text = README.read_text().partition(f"{heading}\n")[2]
     block = text.partition("```sh\n")[2].partition("```")[0]
     found = []
     for paragraph in block.strip().split("\n\n"):
@@ -54,11 +56,11 @@ def pattern(line: str) -> str:
 
 
 def test_the_walk_through_does_what_it_says(tmp_path: Path) -> None:
-    walk = steps()
-    assert len(walk) >= 8, "the block was found"
+    walk = [step for heading in HEADINGS for step in steps(heading)]
+    assert len(walk) >= 20, "the blocks were found"
     port = free_port()
     address, data = f"http://127.0.0.1:{port}", tmp_path / "data"
-    commands = [step.command.replace(ADDRESS, address) for step in walk]
+    commands = [step.command.replace(ADDRESS, address).replace(PROGRAM, " ".join(COMMAND)) for step in walk]
     with running("serve", "--data-dir", str(data), "--port", str(port), address=address, folder=tmp_path / "logs"):
         printed = outputs(commands, tmp_path)
     for step, output in zip(walk, printed, strict=True):

@@ -39,6 +39,7 @@ READERS = {
     "secret",
     "host",
     "address",
+    "addresses",
     "url",
     "endpoint",
     "networks",

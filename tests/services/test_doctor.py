@@ -238,6 +238,29 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
     assert 'environment variable "PORT" is "http"; expected a whole number from 1 to 65535' in lost["settings"]
 
 
+async def test_what_the_sms_gateway_needs_is_found(
+    fresh_database: str, rabbitmq_url: str, redis_address: str, kafka_bootstrap: str
+) -> None:
+    variables = {
+        "SERVICE_NAME": "sms-gateway",
+        "PORT": "8085",
+        "JWT_SECRET": "s" * 32,
+        "DATABASE_DSN": fresh_database,
+        "RABBITMQ_URL": rabbitmq_url,
+        "REDIS_ADDR": redis_address,
+        "KAFKA_BOOTSTRAP": kafka_bootstrap,
+    }
+    status, well = await ask(variables=variables)
+    assert (status, well["kafka"]) == (0, f"ok: Kafka of 1 broker at {kafka_bootstrap}")
+    status, ill = await ask(variables=variables | {"KAFKA_BOOTSTRAP": "127.0.0.1:9"})
+    assert (status, wrong(ill)) == (1, ["kafka"])
+    status, few = await ask(variables=variables | {"KAFKA_REPLICATION": "3"})
+    assert (status, wrong(few)) == (1, ["kafka"])
+    assert "KAFKA_REPLICATION asks for 3 brokers" in few["kafka"]
+    status, lost = await ask(variables=variables | {"KAFKA_BOOTSTRAP": "kafka:9092,kafka"})
+    assert (status, wrong(lost)) == (1, ["settings"])
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("PASSWORD_POLICY", "none"), ("RATE_LIMIT_SHORTEN", "many"), ("CODE_STRATEGY", "dice")]
 )

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from refract.kernel.events import LINK_EXCHANGE, LinkEvent
+from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event, LinkEvent
 from refract.runtime.messages import Binding
 from refract.runtime.ports import Transaction
 from refract.runtime.statements import Statement
 from refract.services.analytics.commands.following import follow_links, forget_user
 from refract.services.analytics.reactions import LINKS, QUEUES, link_changes
+from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlCreated, UrlDeleted, UrlUpdated
 from tests.support.following import COUNT_UP, Between, analytics, moment
 from tests.support.waiting import eventually
@@ -77,7 +78,8 @@ async def follow(analytics: Between, *events: LinkEvent) -> None:
 def test_the_queue_is_bound_to_the_life_of_links() -> None:
     assert LINKS in QUEUES
     assert LINKS.name == "analytics.links"
-    assert set(LINKS.bindings) == {Binding(LINK_EXCHANGE, f"url.{word}") for word in ("created", "updated", "deleted")}
+    links = {Binding(LINK_EXCHANGE, f"url.{word}") for word in ("created", "updated", "deleted")}
+    assert set(LINKS.bindings) == {*links, Binding(PLATFORM_EXCHANGE, "user.deleted")}
 
 
 async def test_a_link_is_known_as_it_was_made_changed_and_deleted(analytics: Between) -> None:
@@ -97,6 +99,16 @@ async def test_a_closed_link_stays_closed_when_it_is_deleted(analytics: Between)
     await follow(analytics, deleted("abc", 2))
     [row] = await analytics.rows()
     assert (row["stats_public"], row["status"], row["title"]) == (False, "deleted", "Made")
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "the other way round"])
+async def test_a_link_made_and_deleted_in_one_batch_keeps_its_title(analytics: Between, order: int) -> None:
+    events = [created("abc", title="Short-lived", stats_public=False), updated("abc", 2), deleted("abc", 3)]
+    await follow(analytics, *events[::order])
+    [row] = await analytics.rows()
+    assert (row["title"], row["status"], row["order_number"]) == ("Version 2", "deleted", 3)
+    await follow(analytics, created("def", stats_public=False), deleted("def", 2))
+    assert [(row["title"], row["stats_public"]) for row in await analytics.rows()][1:] == [("Made", False)]
 
 
 async def test_a_link_that_is_known_by_a_click_alone_is_completed(analytics: Between) -> None:
@@ -228,6 +240,45 @@ async def test_an_event_that_comes_after_the_deletion_of_the_account_names_nobod
     assert [(row["short_code"], row["user_id"], row["user_email"], row["title"]) for row in await analytics.rows()] == [
         (code, "", "", "") for code in ("known", "last", "new")
     ]
+    assert "alice@example.com" not in await analytics.everything()
+
+
+async def test_farewells_over_the_bus_among_events_in_any_order(analytics: Between) -> None:
+    reaction = link_changes()
+    queue = analytics.queue_of(reaction)
+    await analytics.bus.declare(queue)
+    bob: dict[str, Any] = {"user_id": "bob", "user_email": "bob@example.com"}
+    events: list[Event] = [event for number in range(30) for event in life(number)]
+    events += [created(f"his-{number}", **bob) for number in range(10)]
+    farewell = UserDeleted(occurred_at=moment(9), event_id=UserDeleted.new_id(), user_id="alice")
+    nobody = UserDeleted(occurred_at=moment(9), event_id=UserDeleted.new_id(), user_id="")
+    events = [*events, farewell, farewell, nobody] * 2
+    random.Random(5).shuffle(events)
+    async with running(analytics.reader(reaction, queue).run, analytics.reader(reaction, queue).run):
+        for first in range(0, len(events), 20):
+            await analytics.publish(*events[first : first + 20])
+        known = len({event.event_id for event in events})
+        await eventually(lambda: analytics.counted("inbox_handled_total") == known)
+    rows = await analytics.rows()
+    assert len(rows) == 40
+    assert {row["user_email"] for row in rows if not row["short_code"].startswith("his")} == {""}
+    assert {row["user_email"] for row in rows if row["short_code"].startswith("his")} == {"bob@example.com"}
+    assert "alice@example.com" not in await analytics.everything()
+    assert await analytics.dead(queue) == []
+
+
+async def test_batches_with_farewells_and_links_do_not_block_each_other(analytics: Between) -> None:
+    """Whoever writes a link and then keeps writers out waits for another who does the same, and that one for it."""
+
+    async def take(name: str) -> None:
+        farewell = UserDeleted(occurred_at=moment(9), event_id=UserDeleted.new_id(), user_id="alice")
+        async with analytics.database.transaction() as tx:
+            await link_changes().handle(tx, [created(f"{name}-1"), farewell, created(f"{name}-2")])
+
+    async with asyncio.timeout(30):
+        for turn in range(5):
+            await asyncio.gather(*(take(f"{turn}-{name}") for name in "abc"))
+    assert [row["user_id"] for row in await analytics.rows()] == [""] * 30
     assert "alice@example.com" not in await analytics.everything()
 
 

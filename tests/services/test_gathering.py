@@ -11,7 +11,8 @@ import pytest
 from refract.kernel.errors import RefractError, Unavailable
 from refract.runtime.correlation import correlated
 from refract.runtime.ports import Database, Transaction
-from refract.services.links.commands.gathering import LINKS_AT_ONCE, WRITERS
+from refract.runtime.together import WRITERS
+from refract.services.links.commands.gathering import LINKS_AT_ONCE
 from refract.services.links.domain.drafts import Wish
 from tests.support.shortening import ANNA, BORIS, LINKS, OUTBOX, Workshop
 

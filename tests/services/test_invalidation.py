@@ -88,7 +88,7 @@ async def has_copy(cache: Cache, code: str) -> bool:
 
 
 def test_the_queue_is_bound_to_changes_and_deletions() -> None:
-    assert [queue.name for queue in QUEUES] == ["links.invalidations", "links.totals"]
+    assert [queue.name for queue in QUEUES] == ["links.invalidations", "links.totals", "links.users"]
     assert set(QUEUES[0].bindings) == {Binding(LINK_EXCHANGE, "url.updated"), Binding(LINK_EXCHANGE, "url.deleted")}
     assert invalidations(EmbeddedCache()).queue is QUEUES[0]
 

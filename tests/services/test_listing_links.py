@@ -384,9 +384,9 @@ PORTION = Statement(
     "portion",
     "Reads how much waits for the index of the search before somebody has to put it in.",
     "SELECT array_to_string(reloptions, ',') AS options FROM pg_class WHERE relname = 'links_search'",
-    sqlite="SELECT 'gin_pending_list_limit=256' AS options",
+    sqlite="SELECT 'gin_pending_list_limit=65536' AS options",
 )
 
 
-async def test_nobody_waits_for_four_megabytes_of_the_index(database: Database) -> None:
-    assert await database.fetch(PORTION) == [{"options": "gin_pending_list_limit=256"}]
+async def test_nobody_who_makes_a_link_waits_for_the_index(database: Database) -> None:
+    assert await database.fetch(PORTION) == [{"options": "gin_pending_list_limit=65536"}]

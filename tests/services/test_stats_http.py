@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from refract.runtime.statements import Statement
-from refract.services.analytics.queries.reading import KnownLink, Reader
+from refract.services.analytics.queries.links import KnownLink
+from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.statements import READ_FOLDED
 from tests.support.clocks import START
 from tests.support.http import Client

@@ -235,6 +235,20 @@ async def test_clicks_are_seen_as_they_come_in(stats: StatsWorld) -> None:
     await eventually(lambda: stats.watch.viewers == 0)
 
 
+async def test_no_more_watch_than_there_is_room_for(stats: StatsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats.watch, "_most", 2)
+    await stats.create()
+    port = stats.server.port
+    async with going_on(stats.watch.run), live(stats, port) as one:
+        async with live(stats, port) as two:
+            await one.next()
+            await two.next()
+            assert (await stats.get("abc/live")).status == 503
+        await eventually(lambda: stats.watch.viewers == 1)
+        async with live(stats, port) as another:
+            await another.next()
+
+
 async def test_through_the_gateway_in_both_ways(stats: StatsWorld, front: Front) -> None:
     await stats.click(START)
     port = await front(stats.application, tokens=tokens(stats.periods.clock))

@@ -75,6 +75,51 @@ async def test_accounts_from_their_first_day_to_their_last(place: Place) -> None
     assert (await place.run("list", "--limit", "1"))[1].splitlines() == listed[:1]
 
 
+async def test_an_account_is_deleted_for_good_and_its_address_is_free(place: Place) -> None:
+    made = (await place.run("create", "ann@example.org", said=PASSWORD))[1]
+    ann = made.split()[-1]
+    await place.run("create", "root@example.org", "--administrator", said=PASSWORD)
+    asked = "FATAL: nobody is there to be asked; --yes deletes the account without a question\n"
+    assert await place.run("delete", "ann@example.org", said="yes\n") == (1, "", asked)
+    deleted = f"the account {ann} is deleted, and its links stop in a moment\n"
+    assert await place.run("delete", "ANN@example.org", "--yes") == (0, deleted, "")
+    assert await place.run("delete", ann, "--yes") == (0, f"the account {ann} is deleted already\n", "")
+    nobody = "FATAL: no account signs in here with that address\n"
+    assert await place.run("delete", "ann@example.org", "--yes") == (1, "", nobody)
+    for command in ("suspend", "promote"):
+        assert await place.run(command, ann, "--undo") == (1, "", "FATAL: the account is deleted\n")
+    last = "FATAL: the last administrator cannot be deleted: make another one first\n"
+    assert await place.run("delete", "root@example.org", "--yes") == (1, "", last)
+    assert (await place.run("create", "ann@example.org", said=PASSWORD))[0] == 0
+    listed = [line.split()[1:4] for line in (await place.run("list"))[1].splitlines()]
+    assert ["user", "deleted", f"deleted_{ann}"] in listed
+    assert ["user", "active", "ann@example.org"] in listed
+
+
+@pytest.mark.parametrize(("answer", "status"), [("yes", 0), ("no", 1), ("", 1)])
+def test_a_terminal_is_asked_before_an_account_is_deleted(tmp_path: Path, answer: str, status: int) -> None:
+    place = ("--data-dir", str(tmp_path))
+    assert refract("users", "create", "ann@example.org", *place, standard_input=PASSWORD).returncode == 0
+    terminal, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "users", "delete", "ann@example.org", *place],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=inherited(),
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        shown = read_until(terminal, b"(yes/no) ")
+        os.write(terminal, f"{answer}\n".encode())
+        shown += read_until(terminal, b"no more: it is closed")
+        os.close(terminal)
+        assert process.wait(30) == status
+    assert b"Delete ann@example.org and all their links, for good?" in shown
+    assert (b"FATAL: nothing was deleted" in shown) is (status == 1)
+    assert ("active" in refract("users", "list", *place).stdout) is (status == 1)
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -133,7 +178,10 @@ def test_a_password_is_no_argument() -> None:
     assert refract("users", "create", "ann@example.org", PASSWORD).returncode == 2
 
 
-@pytest.mark.parametrize("command", [("list",), ("promote", "a@b.example"), ("suspend", "a@b.example")])
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("promote", "a@b.example"), ("suspend", "a@b.example"), ("delete", "a@b.example", "--yes")],
+)
 def test_an_instance_that_is_not_there_is_named_and_not_made(tmp_path: Path, command: tuple[str, ...]) -> None:
     done = refract("users", *command, "--data-dir", str(tmp_path / "none"))
     assert done.returncode == 1

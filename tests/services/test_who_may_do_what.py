@@ -140,6 +140,7 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
         (identity, "POST", "/password"): [
             Trial([403], {"current": ALICES_PASSWORD, "new": "a password of his choice", **mine})
         ],
+        (identity, "DELETE", "/me"): [Trial([403], {"password": ALICES_PASSWORD, **mine})],
         (identity, "POST", "/login"): [Trial([401], {"email": alice.email, "password": BOBS_PASSWORD})],
         (identity, "POST", "/register"): [Trial([409], {"email": alice.email.upper(), "password": BOBS_PASSWORD})],
         (identity, "POST", "/reset"): [Trial([204], {"email": alice.email})],

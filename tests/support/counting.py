@@ -22,8 +22,8 @@ from refract.services.analytics.adapters.geography import Geography
 from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
+from refract.services.analytics.domain.parts import unpack_parts
 from refract.services.analytics.domain.periods import HOUR
-from refract.services.analytics.domain.rollups import unpack_parts
 from refract.services.analytics.domain.sketches import Sketch
 from refract.services.analytics.domain.tallies import Tally
 from refract.services.analytics.reactions import clicks as click_reactions

@@ -18,8 +18,8 @@ from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.commands.keeping import Housekeeping
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
+from refract.services.analytics.domain.parts import unpack_parts
 from refract.services.analytics.domain.periods import HOUR, MONTH, end_of, start_of
-from refract.services.analytics.domain.rollups import unpack_parts
 from refract.services.analytics.domain.sketches import Sketch, merge_sketches
 from refract.services.analytics.domain.tallies import Tally
 from refract.services.links.api import UrlClicked

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from refract.apps.directory import SERVICES
-from tests.support.servers import PostgreSQL, RabbitMQ, Redis
+from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.packages import MissingSoftware
-from tests.support.servers.selection import environment, in_use
+from tests.support.servers.selection import configured, environment, in_use
 from tests.support.servers.server import ServerError
 
 SECONDS_TO_START = 30.0
@@ -62,6 +62,7 @@ def variables(
         "HOST": "127.0.0.1",
         "RABBITMQ_URL": servers[RabbitMQ.variable],
         "REDIS_ADDR": servers[Redis.variable],
+        "KAFKA_BOOTSTRAP": servers.get(Kafka.variable) or configured(Kafka) or "",
         "JWT_SECRET": secrets.token_urlsafe(48),
         "LOG_LEVEL": os.environ.get("LOG_LEVEL", "info"),
     }

@@ -188,6 +188,19 @@ async def search(platform: Platform, listener: Listener, strangers: Strangers, *
     return found
 
 
+async def tables_of(platform: Platform) -> list[Place]:
+    """Every table of every service, and of the embedded bus, with all its values."""
+    if isinstance(platform, EmbeddedPlatform):
+        return await asyncio.to_thread(lambda: list(_sqlite(platform.data.path)))
+    assert isinstance(platform, DistributedPlatform)
+    dsns = {name: it["DATABASE_DSN"] for name, it in platform.environments.items() if "DATABASE_DSN" in it}
+    return [
+        (f"{name}: {table.removeprefix('public.')}", rows)
+        for name, dsn in dsns.items()
+        for table, rows in await _postgresql(dsn)
+    ]
+
+
 def _look_through(found: Search, places: Iterable[Place]) -> None:
     for name, content in places:
         found.look(name, content)

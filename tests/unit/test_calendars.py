@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.analytics.domain.calendars import Interval, Range, UnknownZone, midnight, periods, zone_of
+from refract.services.analytics.domain.calendars import (
+    Interval,
+    Period,
+    Range,
+    UnknownZone,
+    divide,
+    midnight,
+    zone_of,
+)
 
 ZONES = (
     "UTC",
@@ -29,9 +37,15 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def periods(span: Range, interval: Interval, zone: str, most: int) -> list[Period]:
+    division = divide(span, interval, zone_of(zone), most)
+    assert division is not None
+    return division.periods()
+
+
 def shown(start: str, end: str, interval: Interval, zone: str) -> list[tuple[str, str]]:
     """The periods of a range: their names, and how long they are."""
-    found = periods(Range(at(start), at(end)), interval, zone_of(zone), 1_000)
+    found = periods(Range(at(start), at(end)), interval, zone, 1_000)
     return [(period.name, str(period.end - period.start)) for period in found]
 
 
@@ -130,10 +144,10 @@ def test_names_that_are_no_zones(name: str) -> None:
 
 def test_too_many_periods_are_none() -> None:
     span = Range(at("2026-01-01T00:00Z"), at("2026-01-11T00:00Z"))
-    assert len(periods(span, Interval.DAY, zone_of("UTC"), 10)) == 10
-    assert periods(span, Interval.DAY, zone_of("UTC"), 9) == []
+    assert len(periods(span, Interval.DAY, "UTC", 10)) == 10
+    assert divide(span, Interval.DAY, zone_of("UTC"), 9) is None
     ages = Range(at("2000-01-01T00:00Z"), at("2099-12-31T00:00Z"))
-    assert periods(ages, Interval.HOUR, zone_of("UTC"), 1_000) == []
+    assert divide(ages, Interval.HOUR, zone_of("UTC"), 1_000) is None
 
 
 moments = st.datetimes(datetime(2011, 1, 1), datetime(2037, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001  # see `timezones`
@@ -149,7 +163,7 @@ def test_the_periods_of_a_range_are_all_of_it_and_nothing_else(
     start: datetime, seconds: int, interval: Interval, zone: str
 ) -> None:
     span = Range(start, start + timedelta(seconds=seconds))
-    found = periods(span, interval, zone_of(zone), 2_000)
+    found = periods(span, interval, zone, 2_000)
     assert (found[0].start, found[-1].end) == (span.start, span.end)
     assert all(before.end == after.start for before, after in pairwise(found))
     assert all(period.start < period.end for period in found)

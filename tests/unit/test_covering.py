@@ -6,13 +6,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of
-from refract.services.analytics.queries.covering import Cover, Folded, minute_of, moment_of, month_around
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, minute_of, moment_of
+from refract.services.analytics.queries.covering import Cover, Folded, RowKey, month_around
 
 DAY_MINUTES = 24 * 60
 JANUARY = minute_of(datetime(2026, 1, 1, tzinfo=UTC))
 JUNE = minute_of(datetime(2026, 6, 1, tzinfo=UTC))
-SIZES = {HOUR: 1, DAY: 60, MONTH: DAY_MINUTES}
 
 minutes = st.one_of(
     st.integers(JANUARY, JUNE),
@@ -30,53 +29,48 @@ def foldings(draw: st.DrawFn) -> Folded:
     return Folded(days_until, months_until, frozenset(marks | {(MONTH, month_around(minute)[0]) for minute in stale}))
 
 
-def stretches(cover: Cover) -> dict[int, list[tuple[int, int]]]:
-    """What is covered, by bucket, in the order of time."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for (span, start), shares in cover.rows.items():
-        for share in shares:
-            first, last = start, minute_of(end_of(moment_of(start), span))
-            if not share.is_whole:
-                assert first + share.last * SIZES[span] <= last
-                first, last = first + share.first * SIZES[span], first + share.last * SIZES[span]
-            found.setdefault(share.bucket, []).append((first, last))
-    for bucket, start, end in cover.raw:
-        found.setdefault(bucket, []).append((start, end))
-    return {bucket: sorted(parts) for bucket, parts in found.items()}
+def read(cover: Cover) -> list[RowKey]:
+    """The rows that are read, if there is one for every period."""
+    wanted = cover.wanted
+    rows = [(HOUR, start) for start in (*wanted.hours, *range(*wanted.open_hours, 60))]
+    return [*rows, *((DAY, start) for start in wanted.days), *((MONTH, start) for start in wanted.months)]
 
 
-@given(folded=foldings(), edges=st.lists(minutes, min_size=2, max_size=5, unique=True), by_parts=st.booleans())
-def test_every_minute_is_covered_once_by_rows_that_may_be_trusted(
-    folded: Folded, edges: list[int], by_parts: bool
-) -> None:
-    cover = Cover(folded, by_parts=by_parts)
+hours = minutes.map(lambda minute: minute - minute % 60)
+
+
+@given(folded=foldings(), edges=st.lists(hours, min_size=2, max_size=5, unique=True))
+def test_every_hour_is_covered_once_by_rows_that_may_be_trusted(folded: Folded, edges: list[int]) -> None:
+    cover = Cover(folded)
     wanted = list(pairwise(sorted(edges)))
     for bucket, (start, end) in enumerate(wanted):
         cover.add(bucket, start, end)
-    found = stretches(cover)
-    for bucket, (start, end) in enumerate(wanted):
-        assert (found[bucket][0][0], found[bucket][-1][1]) == (start, end)
-        assert all(before[1] == after[0] and before[0] < before[1] for before, after in pairwise(found[bucket]))
-    for span, start in cover.rows:
+    rows = read(cover)
+    assert len(rows) == len(set(rows)), "no row is read twice"
+    found: dict[int, list[tuple[int, int]]] = {}
+    for span, start in rows:
         assert span == HOUR or (span, start) not in folded.stale
         assert start < (folded.months_until if span == MONTH else folded.days_until if span == DAY else JUNE)
-    assert not by_parts or not cover.raw, "the parts of an hour are minutes"
-    assert by_parts or all(share.is_whole for shares in cover.rows.values() for share in shares)
+        for bucket in cover.buckets((span, start)):
+            found.setdefault(bucket, []).append((start, minute_of(end_of(moment_of(start), span))))
+    for bucket, (start, end) in enumerate(wanted):
+        parts = sorted(found[bucket])
+        assert (parts[0][0], parts[-1][1]) == (start, end)
+        assert all(before[1] == after[0] for before, after in pairwise(parts))
+
+
+def test_where_nothing_is_folded_hours_are_not_asked_for_one_by_one() -> None:
+    cover = Cover(Folded(0, 0))
+    cover.add(0, 0, JUNE)
+    assert cover.wanted.open_hours == (0, JUNE)
+    assert (cover.wanted.hours, cover.wanted.days, cover.wanted.months) == ([], [], [])
 
 
 def test_a_year_is_twelve_rows() -> None:
     start, end = (minute_of(datetime(year, 1, 1, tzinfo=UTC)) for year in (2025, 2026))
-    cover = Cover(Folded(end, end), by_parts=False)
+    cover = Cover(Folded(end, end))
     cover.add(0, start, end)
-    assert len(cover.rows) == 12
-
-
-def test_a_day_of_a_zone_takes_one_row_for_each_of_its_two_days() -> None:
-    start = minute_of(datetime(2026, 3, 9, 23, tzinfo=UTC))
-    cover = Cover(Folded(JUNE, JUNE), by_parts=True)
-    cover.add(0, start, start + DAY_MINUTES)
-    assert {span for span, _ in cover.rows} == {DAY}
-    assert len(cover.rows) == 2
+    assert len(read(cover)) == len(cover.wanted.months) == 12
 
 
 def test_the_row_around_a_minute_is_the_longest_that_counts_it() -> None:

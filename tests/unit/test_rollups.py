@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
+from refract.services.analytics.domain.parts import PARTS, pack_parts, part_entries, unpack_parts
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
-from refract.services.analytics.domain.rollups import COLUMNS, PARTS, pack_parts, row_with, unpack_parts
+from refract.services.analytics.domain.rollups import COLUMNS, row_with
 from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally
 from tests.support.clocks import START
 
@@ -30,7 +31,8 @@ def click(number: int = 0, **fields: Any) -> Click:
 @st.composite
 def parts(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     span = draw(st.sampled_from([HOUR, DAY, MONTH]))
-    count = st.one_of(st.just(0), st.integers(min_value=0, max_value=2**32 - 1))
+    largest = draw(st.sampled_from([1, 2**8 - 1, 2**8, 2**16 - 1, 2**16, 2**32 - 1]))
+    count = st.one_of(st.just(0), st.integers(min_value=0, max_value=largest))
     bots = draw(st.lists(count, min_size=PARTS[span], max_size=PARTS[span]))
     people = draw(st.lists(count, min_size=PARTS[span], max_size=PARTS[span]))
     return span, [max(pair) for pair in zip(bots, people, strict=True)], bots
@@ -39,25 +41,46 @@ def parts(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
 @given(parts())
 def test_parts_come_back_as_they_were_packed(drawn: tuple[int, list[int], list[int]]) -> None:
     span, clicks, bots = drawn
-    assert unpack_parts(pack_parts(clicks, bots), span) == (clicks, bots)
+    packed = pack_parts(clicks, bots)
+    assert unpack_parts(packed, span) == (clicks, bots)
+    pairs = zip(clicks, bots, strict=True)
+    assert part_entries(packed, span) == {part: pair for part, pair in enumerate(pairs) if pair[0]}
 
 
 def test_a_period_with_one_click_takes_few_bytes() -> None:
-    packed = pack_parts([0] * 59 + [1], [0] * 60)
-    assert packed is not None
-    assert len(packed) == 10
-    full = pack_parts([7] * 60, [0] * 60)
-    assert full is not None
-    assert len(full) == 241
-    both = pack_parts([7] * 60, [1] * 60)
-    assert both is not None
-    assert len(both) == 481
+    def size(clicks: list[int], bots: list[int]) -> int:
+        packed = pack_parts(clicks, bots)
+        return 0 if packed is None else len(packed)
+
+    assert size([0] * 59 + [1], [0] * 60) == 1 + 3
+    assert size([0] * 59 + [300], [0] * 60) == 1 + 5
+    assert size([0] * 59 + [70_000], [0] * 60) == 1 + 9
+    assert size([7] * 60, [0] * 60) == 1 + 60
+    assert size([7] * 60, [1] * 60) == 1 + 2 * 60
+    assert size([7] * 59 + [300], [1] * 60) == 1 + 2 * 2 * 60
+    assert size([7] * 30 + [0] * 30, [1] * 30 + [0] * 30) == 1 + 3 * 30
     assert pack_parts([0] * 60, [0] * 60) is None
     assert unpack_parts(None, MONTH) == ([0] * 31, [0] * 31)
 
 
 @pytest.mark.parametrize(
-    "stored", [b"", b"\x00", b"\x01\x00", b"\x01\x3c" + bytes(8), b"\x02" + bytes(239), b"\x03" + bytes(240), b"\x04"]
+    "stored",
+    [
+        b"",
+        b"\x00",
+        b"\x01",
+        b"\x01\x00",
+        b"\x01\x3c\x01\x00",
+        b"\x02\x00\x01\x00",
+        b"\x03\x3c" + bytes(8),
+        b"\x04" + bytes(59),
+        b"\x05" + bytes(60),
+        b"\x06" + bytes(239),
+        b"\x07" + bytes(60),
+        b"\x08" + bytes(241),
+        b"\x09" + bytes(240),
+        b"\x0a" + bytes(60),
+    ],
 )
 def test_what_are_no_parts_is_refused(stored: bytes) -> None:
     with pytest.raises(ValueError, match="not the parts"):
@@ -91,7 +114,7 @@ def test_a_dimension_with_too_many_values_keeps_the_sum(span: int, most: int) ->
 
 @pytest.mark.parametrize(
     ("span", "part"),
-    [(HOUR, START.minute + 5), (DAY, START.hour), (MONTH, START.day - 1)],
+    [(HOUR, START.minute + 5), (DAY, START.hour * 4), (MONTH, START.day - 1)],
     ids=["hour", "day", "month"],
 )
 def test_each_span_counts_in_its_own_parts(span: int, part: int) -> None:

@@ -44,6 +44,7 @@ SPECIFIED = [
     ("GET", "/api/stats/abc/live", "analytics", "/stats/abc/live", "required", None),
     ("POST", "/api/auth/reset/confirm", "identity", "/reset/confirm", "none", None),
     ("GET", "/api/auth/oidc/callback", "identity", "/oidc/callback", "none", None),
+    ("DELETE", "/api/auth/me", "identity", "/me", "required", None),
     ("DELETE", "/api/keys/7", "identity", "/keys/7", "required", None),
     ("PATCH", "/api/subscriptions/current", "identity", "/subscriptions/current", "required", None),
     ("POST", "/api/notifications/7/read", "notifications", "/notifications/7/read", "required", None),
@@ -51,6 +52,8 @@ SPECIFIED = [
     ("POST", "/api/projects/7/retry", "projects", "/projects/7/retry", "required", None),
     ("POST", "/api/sms/config", "sms", "/api/config", "administrator", None),
     ("POST", "/api/sms/send", "sms", "/api/send", "administrator", None),
+    ("GET", "/api/sms/audit", "sms", "/api/audit", "administrator", None),
+    ("GET", "/api/sms/audit/summary", "sms", "/api/audit/summary", "administrator", None),
 ]
 
 
@@ -121,7 +124,7 @@ def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allow: se
             "/api/unknown",
             "/api/auth",
             "/api/auth/",
-            "/api/auth/me",
+            "/api/auth/you",
             "/api/sms",
             "/api/stats",
             "/API/me",

@@ -117,6 +117,37 @@ def test_a_wrong_connection_string_is_named_and_not_shown(variable: str, value: 
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "bootstrap"),
+    [
+        ("kafka:9092", "kafka:9092"),
+        ("one:9092, two:9093", "one:9092,two:9093"),
+        ("[::1]:9092", "[::1]:9092"),
+    ],
+)
+def test_kafka_is_one_broker_or_several(text: str, bootstrap: str) -> None:
+    settings = EngineSettings.from_environment(Environment({"KAFKA_BOOTSTRAP": text}), {"kafka"})
+    assert settings.kafka is not None
+    assert (settings.kafka.bootstrap, settings.kafka.replication) == (bootstrap, 1)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"KAFKA_BOOTSTRAP": "kafka"},
+        {"KAFKA_BOOTSTRAP": "kafka:9092,"},
+        {"KAFKA_BOOTSTRAP": "kafka:9092;other:9092"},
+        {"KAFKA_BOOTSTRAP": "kafka:0"},
+        {"KAFKA_BOOTSTRAP": "kafka:9092", "KAFKA_REPLICATION": "0"},
+        {"KAFKA_BOOTSTRAP": "kafka:9092", "KAFKA_REPLICATION": "many"},
+    ],
+)
+def test_a_kafka_that_is_none_is_refused(variables: dict[str, str]) -> None:
+    with pytest.raises(Misconfigured, match="KAFKA_"):
+        EngineSettings.from_environment(Environment(variables), {"kafka"})
+
+
 @pytest.mark.parametrize("mode", SSL_MODES)
 def test_the_modes_of_ssl_are_libpqs(mode: str) -> None:
     dsn = f"postgres://user:password@db/url_db?sslmode={mode}"

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.analytics.domain.tallies import OTHER, ROOM, Tally, add_counts, merge_tallies, tally_with
+from refract.services.analytics.domain.tallies import (
+    OTHER,
+    ROOM,
+    Tally,
+    add_counts,
+    merge_tallies,
+    most_frequent,
+    tally_with,
+)
 
 COUNTS = st.dictionaries(st.text(max_size=8), st.integers(min_value=1, max_value=2**40), max_size=20)
 TALLIES = st.builds(Tally, COUNTS, COUNTS)
@@ -123,3 +131,9 @@ def test_one_that_is_put_together_has_no_more_room() -> None:
 def test_what_is_no_tally_is_refused(stored: bytes) -> None:
     with pytest.raises(ValueError, match="not a tally"):
         Tally.decode(stored)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 5), max_size=12), st.integers(1, 12))
+def test_the_most_frequent_come_first_and_equal_ones_in_their_order(counts: dict[str, int], most: int) -> None:
+    expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
+    assert most_frequent(counts, most) == expected

@@ -23,6 +23,8 @@ from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.embedded.record_log import EmbeddedRecordLog
+from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
@@ -82,10 +84,11 @@ async def _application(name: str, directory: DataDirectory, bus: EmbeddedBus, st
         metrics=Metrics(),
         tokens=TokenVerifier((secrets["JWT_SECRET"],), clock),
         outbox_retention=timedelta(days=1),
+        records=EmbeddedRecordLog(directory.records),
     )
     defaults = Defaults("http://localhost:8080", secrets["CLICK_SALT"], directory.path / "spool")
     settings = read_settings(name, Environment({}), defaults)
-    extras = Extras(EmbeddedCache(), EmbeddedRateLimiter(), secrets["JWT_SECRET"])
+    extras = Extras(EmbeddedCache(), EmbeddedRateLimiter(), secrets["JWT_SECRET"], EmbeddedStateStore(directory.state))
     service = await build(foundation, name, settings, extras)
     return service.application
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from refract.apps.own_settings import Settings
 from refract.runtime.messages import Queue
-from refract.runtime.ports import Cache, RateLimiter
+from refract.runtime.ports import Cache, RateLimiter, StateStore
 from refract.runtime.service import Foundation, Service
 from refract.services.analytics import reactions as analytics
 from refract.services.analytics.service import build_analytics
@@ -20,9 +20,9 @@ from refract.services.notifications.service import build_notifications
 from refract.services.notifications.settings import NotificationSettings
 from refract.services.projects.service import build_projects
 from refract.services.sms.service import build_sms
+from refract.services.sms.settings import SmsSettings
 
 _PLAIN: Mapping[str, Callable[[Foundation], Service]] = {
-    "sms": build_sms,
     "projects": build_projects,
 }
 
@@ -35,11 +35,13 @@ QUEUES: tuple[Queue, ...] = (*links.QUEUES, *analytics.QUEUES, *identity.QUEUES,
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What some services need beside their foundation: a cache, a limiter, and the secret that signs tokens."""
+    """What some services need beside their foundation: a cache, a limiter, the secret that signs tokens, a state store
+    that may be away."""
 
     cache: Cache | None
     limiter: RateLimiter | None
     secret: str = field(repr=False)
+    state: StateStore | None = None
 
 
 async def build(foundation: Foundation, name: str, settings: Settings | None, extras: Extras) -> Service:
@@ -50,6 +52,8 @@ async def build(foundation: Foundation, name: str, settings: Settings | None, ex
         return await build_analytics(foundation, settings)
     if isinstance(settings, NotificationSettings):
         return build_notifications(foundation, settings)
+    if isinstance(settings, SmsSettings):
+        return build_sms(foundation, settings, extras.state)
     assert extras.limiter is not None, "the others with settings have one, in both modes"
     if isinstance(settings, IdentitySettings):
         return await build_identity(foundation, settings, extras.limiter, extras.secret)

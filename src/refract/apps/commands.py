@@ -141,6 +141,22 @@ def suspend_user(
     typer.echo(_run(suspend(_environment(), who, undo=undo, data_dir=data_dir)))
 
 
+@users.command("delete")
+def delete_user(
+    who: Annotated[str, typer.Argument(help="The address, or the id, of an account.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it is meant.")] = False,
+    data_dir: DataDir = DATA,
+) -> None:
+    """Delete an account for good: its tokens are dead, its links stop, its address is forgotten. Counts stay."""
+    from refract.apps.users import confirm_deletion, delete  # noqa: PLC0415
+
+    if not yes:
+        with _trouble_in_one_line():
+            confirm_deletion(who)
+    typer.echo(_run(delete(_environment(), who, data_dir=data_dir)))
+
+
 @users.command("list")
 def list_users(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many, the newest first.")] = 100,

@@ -34,6 +34,11 @@ class DataDirectory:
         return self.path / "bus.sqlite3"
 
     @property
+    def records(self) -> Path:
+        """The SQLite file of the record log; not there before the first record."""
+        return self.path / "records.sqlite3"
+
+    @property
     def state(self) -> Path:
         """The SQLite file of the state store."""
         return self.path / "state.sqlite3"

@@ -40,7 +40,7 @@ _ENTRIES = (
     _entry(analytics, "database", "bus"),
     _entry(identity, "database", "bus", "redis"),
     _entry(notifications, "database", "bus"),
-    _entry(sms, "database", "bus", "redis"),
+    _entry(sms, "database", "bus", "redis", "kafka"),
     _entry(projects, "database", "bus", "redis"),
     _entry(gateway, "redis"),
 )

@@ -1,4 +1,4 @@
-"""Distributed mode: one named service in one process, over PostgreSQL, Redis and RabbitMQ."""
+"""Distributed mode: one named service in one process, over PostgreSQL, Redis, RabbitMQ and Kafka."""
 
 import sys
 from typing import Any
@@ -15,12 +15,15 @@ from refract.runtime.distributed.database import PostgresDatabase
 from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
 from refract.runtime.distributed.redis_connection import RedisConnection
+from refract.runtime.distributed.state_store import DistributedStateStore
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
+from refract.runtime.ports import RecordLog
 from refract.runtime.service import Foundation
 from refract.runtime.settings import (
     EngineSettings,
+    KafkaSettings,
     ProcessSettings,
     RedisSettings,
     check_service_name,
@@ -79,6 +82,7 @@ async def _run_service(
         cache = None if redis is None else await supervisor.open("cache", _connected(DistributedCache(redis)))
         limiter = None if redis is None else DistributedRateLimiter(redis)
         bus = await supervisor.open("bus", _connected(RabbitBus(engines.rabbitmq_url)))
+        records = await _open_records(supervisor, engines.kafka, metrics)
         foundation = Foundation(
             database=database,
             bus=bus,
@@ -88,8 +92,10 @@ async def _run_service(
             outbox_retention=settings.outbox_retention,
             trusted_proxies=settings.trusted_proxies,
             checks={} if redis is None else {"redis": redis.ping},
+            records=records,
         )
-        extras = Extras(cache, limiter, settings.jwt_secrets[0])
+        state = None if redis is None else DistributedStateStore(redis)
+        extras = Extras(cache, limiter, settings.jwt_secrets[0], state)
         service = await supervisor.unless_stopping(build(foundation, entry.name, own_settings, extras))
         await service.join(supervisor)
         await listen(
@@ -164,6 +170,17 @@ async def _open_bus(supervisor: Supervisor, url: str | None) -> RabbitBus | None
         return None
     bus: RabbitBus = await supervisor.open("bus", _connected(RabbitBus(url)))
     return bus
+
+
+async def _open_records(supervisor: Supervisor, kafka: KafkaSettings | None, metrics: Metrics) -> RecordLog | None:
+    """Kafka, too, may be away at the start. Its driver is loaded only where it is needed."""
+    if kafka is None:
+        return None
+    from refract.runtime.distributed.record_log import KafkaLog  # noqa: PLC0415
+
+    log = KafkaLog(kafka.bootstrap, replication=kafka.replication, metrics=metrics)
+    opened: KafkaLog = await supervisor.open("kafka", _connected(log))
+    return opened
 
 
 async def _nothing_to_start() -> None:

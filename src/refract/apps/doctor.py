@@ -22,7 +22,14 @@ from refract.apps.own_settings import Defaults, read_settings
 from refract.kernel.errors import Misconfigured, RefractError, Unavailable
 from refract.runtime.environment import Environment, on_one_line, without_credentials
 from refract.runtime.migrations import current_revision, head_revision, is_current
-from refract.runtime.settings import SECRET_BYTES, EngineSettings, ProcessSettings, RedisSettings, check_service_name
+from refract.runtime.settings import (
+    SECRET_BYTES,
+    EngineSettings,
+    KafkaSettings,
+    ProcessSettings,
+    RedisSettings,
+    check_service_name,
+)
 from refract.runtime.statements import Statement
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.settings import GatewaySettings, LimitSettings
@@ -69,7 +76,7 @@ async def _examine_embedded(environment: Environment, directory: DataDirectory) 
     for name, entry in SERVICES.items():
         if entry.has_database:
             yield await _checked(f"database of {name}", partial(_sqlite_database, name, directory.database(name)))
-    for file in (directory.bus, directory.state):
+    for file in (directory.bus, directory.records, directory.state):
         if _exists(file):
             yield await _checked(file.stem, partial(_sqlite_file, file))
     yield await _checked("instance", partial(_instance, directory, environment))
@@ -97,6 +104,8 @@ async def _examine_service(environment: Environment, entry: ServiceEntry) -> Asy
         yield await _checked("redis", partial(_redis, engines.redis))
     if engines.rabbitmq_url is not None:
         yield await _checked("rabbitmq", partial(_rabbitmq, engines.rabbitmq_url))
+    if engines.kafka is not None:
+        yield await _checked("kafka", partial(_kafka, engines.kafka))
     for name, target in targets.items():
         other = SERVICES[name]
         yield await _checked(other.wire_name, partial(_health, target, other.wire_name, other.url_variable))
@@ -266,6 +275,16 @@ async def _rabbitmq(url: str) -> str:
     version = str(connection.server_properties.get("version", "of unknown version"))
     await connection.close()
     return f"RabbitMQ {version} at {without_credentials(url)}"
+
+
+async def _kafka(settings: KafkaSettings) -> str:
+    from refract.runtime.distributed.record_log import look_at  # noqa: PLC0415
+
+    brokers = await look_at(settings.bootstrap)
+    if brokers < settings.replication:
+        words = f"KAFKA_REPLICATION asks for {settings.replication} brokers; {brokers} at {settings.bootstrap}"
+        raise Misconfigured(f"{words}: no topic can be created")
+    return f"Kafka of {brokers} broker{'s' if brokers > 1 else ''} at {settings.bootstrap}"
 
 
 async def _health(url: str, expected: str, chosen_by: str) -> str:

@@ -19,6 +19,8 @@ from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.embedded.record_log import EmbeddedRecordLog
+from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
@@ -39,6 +41,7 @@ from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
 from refract.services.links.api import NAME as LINKS
 from refract.services.links.redirect.fast import FastRedirect
+from refract.services.sms.api import NAME as SMS
 
 SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -65,10 +68,14 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
     limits = _limits(environment, salt)
     cache = EmbeddedCache(capacity=0, misses_nothing=True)
-    extras = Extras(cache, limits.limiter, settings.jwt_secrets[0])
+    # Both make their files when they are first needed, which for most instances is never.
+    state, records = EmbeddedStateStore(directory.state, clock), EmbeddedRecordLog(directory.records, clock, metrics)
+    extras = Extras(cache, limits.limiter, settings.jwt_secrets[0], state)
     tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
     async with Supervisor() as supervisor:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
+        await supervisor.start("state", _nothing_to_start, lambda _: state.close())
+        await supervisor.start("records", _nothing_to_start, lambda _: records.close())
         foundation = partial(
             Foundation,
             bus=bus,
@@ -79,7 +86,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             trusted_proxies=settings.trusted_proxies,
             one_at_a_time=asyncio.Lock(),
         )
-        inside = await _start_services(supervisor, directory, foundation, own_settings, extras, cache)
+        inside = await _start_services(supervisor, directory, foundation, own_settings, extras, cache, records)
         services = InProcess(inside.applications)
         gateway = build_gateway(
             services,
@@ -88,7 +95,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             limits=limits,
             base_url=environment.text("BASE_URL", defaults.base_url),
             redirects=inside.redirects and inside.redirects.at_gateway(limits.admission()),
-            ready={"bus": bus.ping, **inside.checks},
+            ready={"bus": bus.ping, "records": records.ping, **inside.checks},
             metrics=metrics,
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
@@ -132,6 +139,7 @@ async def _start_services(
     own_settings: Mapping[str, Settings | None],
     extras: Extras,
     cache: EmbeddedCache,
+    records: EmbeddedRecordLog,
 ) -> _Inside:
     """Each on a database of its own, one after the other."""
     inside = _Inside()
@@ -142,7 +150,8 @@ async def _start_services(
         database = await supervisor.open(name, opening)
         if name == LINKS:
             supervisor.watch("watch for other writers", partial(_watch, database, cache))
-        service = await build(foundation(database=database), name, own_settings[name], extras)
+        on = foundation(database=database, records=records if name == SMS else None)
+        service = await build(on, name, own_settings[name], extras)
         if isinstance(service.fast_path, FastRedirect):
             inside.redirects = service.fast_path
         await service.join(supervisor)
@@ -160,7 +169,7 @@ async def _watch(database: EmbeddedDatabase, cache: EmbeddedCache) -> None:
 
 
 async def _nothing_to_start() -> None:
-    """The gateway is there as soon as it is built; only its end is something to do."""
+    """It is there as soon as it is built; only its end is something to do."""
 
 
 def _address(settings: ProcessSettings) -> str:

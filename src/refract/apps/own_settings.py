@@ -8,8 +8,9 @@ from refract.services.analytics.settings import AnalyticsSettings
 from refract.services.identity.settings import IdentitySettings
 from refract.services.links.settings import LinksSettings
 from refract.services.notifications.settings import NotificationSettings
+from refract.services.sms.settings import SmsSettings
 
-Settings = LinksSettings | AnalyticsSettings | IdentitySettings | NotificationSettings
+Settings = LinksSettings | AnalyticsSettings | IdentitySettings | NotificationSettings | SmsSettings
 """Of the services that have their own."""
 
 
@@ -35,4 +36,6 @@ def read_settings(name: str, environment: Environment, defaults: Defaults) -> Se
         return IdentitySettings.from_environment(environment, base_url=defaults.base_url)
     if name == "notifications":
         return NotificationSettings.from_environment(environment, base_url=defaults.base_url)
+    if name == "sms":
+        return SmsSettings.from_environment(environment)
     return None

@@ -69,6 +69,27 @@ async def suspend(environment: Environment, who: str, *, undo: bool, data_dir: P
     return f"{account.email} is {account.status} now"
 
 
+def confirm_deletion(who: str) -> None:
+    """Ask at the terminal whether it is meant; a program has to say so beforehand."""
+    if not sys.stdin.isatty():
+        raise Misconfigured("FATAL: nobody is there to be asked; --yes deletes the account without a question")
+    try:
+        answer = input(f"Delete {who} and all their links, for good? (yes/no) ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() != "yes":
+        raise Misconfigured("FATAL: nothing was deleted")
+
+
+async def delete(environment: Environment, who: str, *, data_dir: Path) -> str:
+    """End an account for good."""
+    async with _accounts(environment, data_dir) as accounts:
+        account, changed = await accounts.delete(who)
+    if not changed:
+        return f"the account {account.id} is deleted already"
+    return f"the account {account.id} is deleted, and its links stop in a moment"
+
+
 async def accounts(environment: Environment, limit: int, data_dir: Path) -> list[User]:
     """The newest accounts."""
     async with _accounts(environment, data_dir) as found:

@@ -49,6 +49,14 @@ def _is_ip_address(text: str) -> bool:
     return True
 
 
+def _parsed_address(text: str) -> tuple[str, int] | None:
+    match = _ADDRESS.fullmatch(text)
+    host = match and (match[1] or match[2])
+    if not match or not host or not is_host(host) or not 0 < int(match[3]) < 65536:
+        return None
+    return host, int(match[3])
+
+
 class Environment:
     """Reads typed values out of a mapping of variables. Empty counts as absent, as in a compose file.
 
@@ -121,12 +129,18 @@ class Environment:
 
     def address(self, name: str, default: str | None = None, *, example: str) -> tuple[str, int]:
         """`host:port`; the example is what a wrong one is answered with."""
-        text = self.text(name, default)
-        match = _ADDRESS.fullmatch(text)
-        host = match and (match[1] or match[2])
-        if not match or not host or not is_host(host) or not 0 < int(match[3]) < 65536:
+        address = _parsed_address(self.text(name, default))
+        if address is None:
             raise self.wrong(name, f'"host:port", such as "{example}"')
-        return host, int(match[3])
+        return address
+
+    def addresses(self, name: str, *, example: str) -> list[tuple[str, int]]:
+        """One or more `host:port`, separated by commas."""
+        found = [_parsed_address(part.strip()) for part in self.text(name).split(",")]
+        addresses = [address for address in found if address is not None]
+        if len(addresses) < len(found):
+            raise self.wrong(name, f'"host:port", or several separated by commas, such as "{example}"')
+        return addresses
 
     def url(self, name: str, schemes: tuple[str, ...], default: str | None = None) -> str:
         """An absolute URL of one of the schemes."""

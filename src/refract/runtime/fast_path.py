@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -42,6 +42,32 @@ class HeldAnswer(Struct, eq=False, gc=False):
         if self.deliver is not None:
             self.deliver(self)
 
+    def abandon(self, status: int) -> None:  # noqa: ARG002  # for those who want to know
+        """Nobody waits for it any more: the client has gone, or was given this status instead."""
+        self.deliver = None
+
+
+class PassedOn(HeldAnswer, kw_only=True, eq=False):
+    """An answer that somebody else is asked for. One that does not come whole is for an application to finish."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    ended_with: int = 0
+    """The status with which it was abandoned, if it was."""
+    application: Any = None
+
+    def hand_over(self, application: Any) -> None:
+        """Let this application give the answer, in the same place and with the time that is left."""
+        self.application = application
+        if self.deliver is not None:
+            self.deliver(self)
+
+    def abandon(self, status: int) -> None:
+        """Nobody waits for it any more."""
+        self.ended_with = status
+        self.deliver = None
+
 
 class FastPath(ABC):
     """Answers the requests it knows, and leaves all others to the application.
@@ -65,4 +91,16 @@ class FastPath(ABC):
 
     def answer_again(self, target: bytes, remembered: object) -> bytes | HeldAnswer | None:  # noqa: ARG002
         """Answer a GET with remembered fields. Nobody has looked at the target: what is not known for sure is None."""
+        return None
+
+    def pass_on(self, method: bytes, target: bytes, headers: Headers, peer: str) -> PassedOn | None:  # noqa: ARG002
+        """Ask somebody else for an answer that `__call__` does not have; None where it has to be the application.
+
+        Only for a request that has its connection to itself, and leaves it open: what was asked before is answered, and
+        so the order in which requests reach others is the order in which they came.
+        """
+        return None
+
+    def pass_on_again(self, target: bytes, remembered: object) -> PassedOn | None:  # noqa: ARG002
+        """The same for a GET with remembered fields that `answer_again` has no answer to."""
         return None

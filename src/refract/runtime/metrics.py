@@ -44,6 +44,12 @@ class Metrics:
         self.inbox_handled = self._counter("inbox_handled", "Events handled by a reader", "reader")
         self.inbox_repeated = self._counter("inbox_repeated", "Events that came again and were passed over", "reader")
         self.inbox_buried = self._counter("inbox_buried", "Messages moved to the dead letters", "reader")
+        self.records_passed_over = self._counter(
+            "records_passed_over", "Records of a topic that could not be handled", "reader"
+        )
+        self.records_dropped = self._counter(
+            "records_dropped", "Records that were to be written soon and had no room, or were refused", "topic"
+        )
         self.idempotency_hits = self._counter(
             "idempotency_hits", "Requests to shorten that made nothing new: known by their url, or by their key", "by"
         )

@@ -1,4 +1,4 @@
-"""The five ports. A service sees these and nothing behind them; each has an embedded and a distributed twin."""
+"""The six ports. A service sees these and nothing behind them; each has an embedded and a distributed twin."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,6 +8,7 @@ from refract.kernel.errors import NotPublished
 from refract.kernel.events import Event
 from refract.runtime.caching import CacheEntry
 from refract.runtime.messages import Binding, DeadLetter, Delivery, Message, Queue
+from refract.runtime.records import ReceivedRecord, Record, Topic
 from refract.runtime.statements import Statement
 from refract.runtime.transitions import Transition
 from refract.runtime.windows import Policy, Verdict
@@ -185,3 +186,47 @@ class StateStore(Protocol):
 
     async def close(self) -> None:
         """Give everything back."""
+
+
+class RecordReader(Protocol):
+    """One reader's share of a topic: some of its partitions, or all when it is alone in its group."""
+
+    async def next_batch(self) -> list[ReceivedRecord]:
+        """Wait for records; returns at least one and at most 500, those of one partition in their order."""
+
+    async def commit(self, records: Sequence[ReceivedRecord]) -> None:
+        """These, and what lies before them in their partitions, are handled: the group will not get them again.
+
+        Those of a partition that went to another reader are passed over; they come again there, which is no error.
+        """
+
+
+class RecordLog(Protocol):
+    """Topics of ordered records: those of one key stay in order, each reader group remembers how far it is."""
+
+    async def publish(self, record: Record) -> None:
+        """Return once the record is safe; raise NotPublished (BusAway when no other would fare better) in 5 s at most.
+
+        A record that was refused for lack of an answer may still have been written.
+        """
+
+    async def publish_all(self, records: Sequence[Record]) -> list[NotPublished | None]:
+        """Publish many at once; the outcome of each, in their order. Never takes longer than PUBLISH_TIMEOUT."""
+
+    def publish_soon(self, record: Record) -> None:
+        """Keep a record in a bounded line and see to it that it gets there. Never waits and never raises."""
+
+    async def declare(self, topic: Topic) -> None:
+        """Make the topic exist, with its partitions if it is new; while the log is away that is remembered."""
+
+    def reader(self, topic: Topic, group: str) -> AbstractAsyncContextManager[RecordReader]:
+        """Declare the topic and read it from where the group is, sharing it with the group's other readers."""
+
+    async def drain(self, timeout: float) -> int:
+        """Wait until the line of `publish_soon` is empty; returns how many records are left in it."""
+
+    async def ping(self) -> None:
+        """Return if it answers; raise Unavailable if not."""
+
+    async def close(self) -> None:
+        """Send what can be sent and give everything back."""

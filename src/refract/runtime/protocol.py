@@ -12,6 +12,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from refract.runtime.exchange import Exchange
+from refract.runtime.fast_path import Headers, HeldAnswer, PassedOn
 from refract.runtime.repeats import NOTHING, RepeatedHeads
 from refract.runtime.turns import Shared
 
@@ -187,8 +188,12 @@ class Connection(RepeatedHeads):
 
     def _answer_fast(self, *, keep_alive: bool) -> bool:
         assert self._fast_path is not None
+        method = self.parser.get_method()
+        answer: bytes | HeldAnswer | None
         try:
-            answer = self._fast_path(self.parser.get_method(), self.url, self.headers, self._peer)
+            answer = self._fast_path(method, self.url, self.headers, self._peer)
+            if answer is None and keep_alive and not self._turns:
+                answer = self._fast_path.pass_on(method, self.url, self.headers, self._peer)
         except Exception:
             # The application gives the same answer, more slowly.
             log.exception("the fast path failed")
@@ -200,8 +205,27 @@ class Connection(RepeatedHeads):
         return True
 
     def _begin_exchange(self, *, keep_alive: bool) -> None:
-        exchange = Exchange(
-            scope=self._request_scope(),
+        version = self.parser.get_http_version()
+        scope = self._scope_of(self.parser.get_method(), self.url, self.headers, version)
+        expects = self._notable.get(b"expect", b"").lower() == b"100-continue" and version == "1.1"
+        self._incoming = exchange = self._exchange(scope, keep_alive=keep_alive, expects=expects)
+        self._body_size = self._body_raw_size = 0
+        if int(self._notable.get(b"content-length", 0)) > self._limits.body:
+            self._refuse_body(exchange)
+        self._take_turn(exchange)
+
+    def _hand_over(self, held: PassedOn) -> None:
+        """Let an application finish what stands in front. Its request is here to the last byte."""
+        scope = self._scope_of(held.method, held.target, held.headers, "1.1")
+        exchange = self._exchange(scope, keep_alive=not held.closes, expects=False)
+        exchange.more_body = False
+        exchange.message_event.set()
+        self._turns[0] = exchange
+        self._start_asgi_task(exchange, held.application)
+
+    def _exchange(self, scope: HTTPScope, *, keep_alive: bool, expects: bool) -> Exchange:
+        return Exchange(
+            scope=scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,
@@ -209,20 +233,14 @@ class Connection(RepeatedHeads):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=Event(),
-            expect_100_continue=self._notable.get(b"expect", b"").lower() == b"100-continue"
-            and self.parser.get_http_version() == "1.1",
+            expect_100_continue=expects,
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
-        self._incoming = exchange
-        self._body_size = self._body_raw_size = 0
-        if int(self._notable.get(b"content-length", 0)) > self._limits.body:
-            self._refuse_body(exchange)
-        self._take_turn(exchange)
 
-    def _request_scope(self) -> HTTPScope:
+    def _scope_of(self, method: bytes, target: bytes, headers: Headers, version: str) -> HTTPScope:
         try:
-            parts = httptools.parse_url(self.url)
+            parts = httptools.parse_url(target)
             raw_path = parts.path or b"/"
             path = raw_path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
@@ -230,16 +248,16 @@ class Connection(RepeatedHeads):
         return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": self.parser.get_http_version(),
+            "http_version": version,
             "server": self.server,
             "client": self.client,
             "scheme": self.scheme or "http",
-            "method": self.parser.get_method().decode("ascii"),
+            "method": method.decode("ascii"),
             "root_path": "",
             "path": urllib.parse.unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": parts.query or b"",
-            "headers": self.headers,
+            "headers": headers,
             "state": {},
             "extensions": {},
         }

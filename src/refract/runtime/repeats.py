@@ -65,8 +65,12 @@ class RepeatedHeads(TurnTaking):
         if self._message_open or self._final or self._draining or self._unparsed or not data.startswith(_GET):
             return False  # these bytes are no request of their own, or not one that is welcome
         assert self._fast_path is not None
+        target = data[len(_GET) : -len(self._repeated)]
+        answer: bytes | HeldAnswer | None
         try:
-            answer = self._fast_path.answer_again(data[len(_GET) : -len(self._repeated)], self._remembered)
+            answer = self._fast_path.answer_again(target, self._remembered)
+            if answer is None and not self._turns:
+                answer = self._fast_path.pass_on_again(target, self._remembered)
         except Exception:
             log.exception("the fast path failed")  # the parser leads to the same answer, more slowly
             return False

@@ -18,8 +18,9 @@ from refract.runtime.keeping import Keeper
 from refract.runtime.messages import Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.outbox import Relay
-from refract.runtime.ports import Database, EventBus
+from refract.runtime.ports import Database, EventBus, RecordLog
 from refract.runtime.readiness import Check
+from refract.runtime.records import Topic
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import serving
 from refract.runtime.tokens import TokenVerifier
@@ -40,6 +41,8 @@ class Foundation:
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while something is tried that may kill the process; one for all services that share a process."""
     checks: Mapping[str, Check] = field(default_factory=dict)
+    records: RecordLog | None = None
+    """Of a service that writes or reads topics: in distributed mode only those that need Kafka have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,11 @@ def compose(
     queues: Sequence[Queue] = (),
     reactions: Sequence[Reaction] = (),
     tasks: Sequence[Task] = (),
+    topics: Sequence[Topic] = (),
     fast_path: FastPath | None = None,
 ) -> Service:
-    """A service from its routes and reactions; `queues` are declared, so that nothing is lost, and not yet read."""
+    """A service from its routes and reactions. `queues` and `topics` are declared, so that nothing is lost, and not yet
+    read."""
     engines: dict[str, Any] = {
         "database": foundation.database,
         "clock": foundation.clock,
@@ -119,6 +124,8 @@ def compose(
         for reaction in reactions
     ]
     checks = {"database": foundation.database.ping, "bus": bus.ping, **foundation.checks}
+    if foundation.records is not None:
+        checks["records"] = foundation.records.ping
     return Service(
         wire_name,
         build_app(
@@ -129,12 +136,15 @@ def compose(
             trusted_proxies=foundation.trusted_proxies,
             dependencies={"caller": caller_from(foundation.tokens)},
         ),
-        declare=partial(_declare, bus, queues),
+        declare=partial(_declare, foundation, queues, topics),
         tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers, *tasks),
         fast_path=fast_path,
     )
 
 
-async def _declare(bus: EventBus, queues: Sequence[Queue]) -> None:
+async def _declare(foundation: Foundation, queues: Sequence[Queue], topics: Sequence[Topic]) -> None:
     for queue in queues:
-        await bus.declare(queue)
+        await foundation.bus.declare(queue)
+    for topic in topics:
+        assert foundation.records is not None, "a service with topics has a log for them"
+        await foundation.records.declare(topic)

@@ -16,7 +16,7 @@ MAX_WORKERS = 64
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 """What libpq takes for `sslmode`."""
 
-Engine = Literal["database", "bus", "redis"]
+Engine = Literal["database", "bus", "redis", "kafka"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,23 @@ class RedisSettings:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Where Kafka is, and on how many brokers a topic that we create is kept."""
+
+    bootstrap: str
+    replication: int
+
+    @classmethod
+    def from_environment(cls, environment: Environment) -> Self:
+        """KAFKA_BOOTSTRAP: one broker, or a few of them, of whom one must answer."""
+        addresses = environment.addresses("KAFKA_BOOTSTRAP", example="kafka:9092")
+        return cls(
+            bootstrap=",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses),
+            replication=environment.integer("KAFKA_REPLICATION", 1, minimum=1, maximum=15),
+        )
+
+
 def database_dsn(environment: Environment) -> str:
     """DATABASE_DSN, with an `sslmode` that the driver knows if it has one."""
     dsn = environment.url("DATABASE_DSN", ("postgres", "postgresql"))
@@ -121,6 +138,7 @@ class EngineSettings:
     database_dsn: str | None = field(repr=False)
     rabbitmq_url: str | None = field(repr=False)
     redis: RedisSettings | None
+    kafka: KafkaSettings | None = None
 
     @classmethod
     def from_environment(cls, environment: Environment, needs: Collection[Engine]) -> Self:
@@ -130,4 +148,5 @@ class EngineSettings:
             database_dsn=database_dsn(environment) if "database" in needs else None,
             rabbitmq_url=rabbitmq_url(environment) if wants_bus else None,
             redis=RedisSettings.from_environment(environment) if "redis" in needs else None,
+            kafka=KafkaSettings.from_environment(environment) if "kafka" in needs else None,
         )

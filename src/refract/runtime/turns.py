@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from uvicorn.server import ServerState
 
 from refract.kernel.ids import new_correlation_id
 from refract.runtime.exchange import CLIENT_LEFT, Exchange, error_body
-from refract.runtime.fast_path import FastPath, HeldAnswer
+from refract.runtime.fast_path import FastPath, HeldAnswer, PassedOn
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,9 @@ class TurnTaking(HttpToolsProtocol):
         turns = self._turns
         if not turns or turns[0] is not held:
             return
+        if isinstance(held, PassedOn) and held.payload is None:
+            self._hand_over(held)
+            return
         if len(turns) > 1 or held.closes or held.payload is None:
             self._advance()
             return
@@ -163,6 +167,10 @@ class TurnTaking(HttpToolsProtocol):
         self._turn_since = self._idle_since = self._shared.now
         if self.flow.read_paused:
             self._resume_reading()
+
+    @abstractmethod
+    def _hand_over(self, held: PassedOn) -> None:
+        """Let an application finish what stands in front."""
 
     def _advance(self) -> None:
         """Write every answer whose turn has come, or start the exchange whose turn it is."""
@@ -196,18 +204,14 @@ class TurnTaking(HttpToolsProtocol):
         if isinstance(turn, Exchange) and turn.response_started:
             self.transport.abort()
             return
-        if not isinstance(turn, Exchange) and self._shared.on_refusal is not None:
+        if not isinstance(turn, Exchange | PassedOn) and self._shared.on_refusal is not None:
             self._shared.on_refusal(status)  # the application never saw it, and so did not count it
         while turn in self._turns:
             self._drop_last_turn(status)
         self._take_turn(Refusal.of(status, self.server_state.default_headers))
 
     def _drop_last_turn(self, status: int = CLIENT_LEFT) -> None:
-        turn = self._turns.pop()
-        if isinstance(turn, Exchange):
-            turn.abandon(status)
-        else:
-            turn.deliver = None
+        self._turns.pop().abandon(status)
 
     def _linger(self) -> None:
         """Close in a way that lets the client read our answer while it is still sending: throw away what comes."""

@@ -46,8 +46,8 @@ def status() -> int:
         print("No servers are up; `make servers` starts them.")
         return 1
     for server in SERVERS:
-        address = addresses[server.variable]
-        print(f"{server.name} {server.version_at(address)} at {address}")
+        address = addresses.get(server.variable)
+        print(f"{server.name} {server.version_at(address)} at {address}" if address else f"{server.name} is not up")
     return 0
 
 

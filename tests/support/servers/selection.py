@@ -7,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.support.servers import kept, packages
+from tests.support.servers.kafka import Kafka
 from tests.support.servers.postgresql import PostgreSQL
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
 from tests.support.servers.server import Server, ServerError
 
-SERVERS: tuple[type[Server], ...] = (PostgreSQL, Redis, RabbitMQ)
+SERVERS: tuple[type[Server], ...] = (PostgreSQL, Redis, RabbitMQ, Kafka)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The five ports over PostgreSQL, RabbitMQ and Redis."""
+"""The six ports over PostgreSQL, RabbitMQ, Redis and Kafka."""

@@ -52,9 +52,10 @@ end
 _SET_IF_NEWER = Script(
     _COMPARE
     + """
+local found = redis.call('MGET', unpack(KEYS))
 for index = 1, #KEYS, 2 do
     local value = ARGV[index]
-    if newer(value, kept(KEYS[index + 1])) and not newer(kept(KEYS[index]), value) then
+    if newer(value, found[index + 1]) and not newer(found[index], value) then
         redis.call('SET', KEYS[index], value, 'PX', ARGV[index + 1])
     end
 end

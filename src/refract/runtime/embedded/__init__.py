@@ -1,1 +1,1 @@
-"""The five ports inside one process: SQLite files and memory."""
+"""The six ports inside one process: SQLite files and memory."""

@@ -31,23 +31,25 @@ SELECT field, value FROM fields JOIN hashes USING (key) WHERE key = ? AND (over_
 class EmbeddedStateStore:
     """Hashes that outlive a restart, as they would in a Redis with an append-only file."""
 
-    def __init__(self, file: SqliteThread, clock: Clock) -> None:
-        self._file = file
-        self._clock = clock
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._file = SqliteThread(path, _SCHEMA)
+        self._clock = clock or SystemClock()
+        self._started = False
 
     @classmethod
     async def open(cls, path: Path, clock: Clock | None = None) -> Self:
-        """Open the file, or make it."""
-        file = SqliteThread(path, _SCHEMA)
+        """Open the file, or make it. Without this it is opened when it is first asked for something."""
+        store = cls(path, clock)
         try:
-            await file.start()
+            await store._start()
         except BaseException:
-            await file.close()
+            await store.close()
             raise
-        return cls(file, clock or SystemClock())
+        return store
 
     async def read(self, key: str) -> dict[str, str]:
         """All fields, or nothing when the key is absent or over."""
+        await self._start()
         now = self._clock.milliseconds()
         return dict(await self._file.read(lambda connection: connection.execute(_READ, (key, now)).fetchall()))
 
@@ -72,14 +74,22 @@ class EmbeddedStateStore:
 
     async def ping(self) -> None:
         """Return if the file can be read; raise Unavailable if not."""
+        await self._start()
         await self._file.read(lambda connection: connection.execute("SELECT 1 FROM hashes LIMIT 1").fetchone())
 
     async def close(self) -> None:
         """Finish what runs, and close the file."""
-        await self._file.close()
+        if self._started:
+            await self._file.close()
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._file.start()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do something to the hashes that are not over."""
+        await self._start()
         now = self._clock.milliseconds()
 
         def job(connection: sqlite3.Connection) -> T:

@@ -1,18 +1,22 @@
-"""The queues of analytics: every click of every link, and the life of every link."""
+"""The queues of analytics: every click of every link, the life of every link, and the end of accounts."""
 
 from refract.kernel.errors import PoisonMessage
-from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
+from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event, EventDecoder
 from refract.runtime.messages import Binding, Queue
 from refract.runtime.service import Reaction
-from refract.services.analytics.commands.following import follow_links
+from refract.services.analytics.commands.following import follow
 from refract.services.analytics.commands.ingesting import Ingesting
+from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 
 CLICKS = Queue("analytics.clicks", (Binding(LINK_EXCHANGE, UrlClicked.routing_key()),))
 
 LINKS = Queue(
     "analytics.links",
-    tuple(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlCreated, UrlUpdated, UrlDeleted)),
+    (
+        *(Binding(LINK_EXCHANGE, event.routing_key()) for event in (UrlCreated, UrlUpdated, UrlDeleted)),
+        Binding(PLATFORM_EXCHANGE, UserDeleted.routing_key()),
+    ),
 )
 
 QUEUES = (CLICKS, LINKS)
@@ -38,5 +42,5 @@ def clicks(ingesting: Ingesting, readers: int) -> list[Reaction]:
 
 
 def link_changes() -> Reaction:
-    """Keeps what is known of each link: whose it is, and who may see its stats."""
-    return Reaction(LINKS, EventDecoder(UrlCreated, UrlUpdated, UrlDeleted), follow_links)
+    """Keeps what is known of each link: whose it is, until they leave, and who may see its stats."""
+    return Reaction(LINKS, EventDecoder(UrlCreated, UrlUpdated, UrlDeleted, UserDeleted), follow)

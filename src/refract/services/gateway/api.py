@@ -118,6 +118,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/api/auth/login", "identity", "none", breaker=False, own_origin=True),
     _route("POST", "/api/auth/logout", "identity", breaker=False),
     _route("POST", "/api/auth/password", "identity", breaker=False),
+    _route("DELETE", "/api/auth/me", "identity", breaker=False),
     _route("POST", "/api/auth/verify", "identity", "none", breaker=False),
     _route("POST", "/api/auth/reset", "identity", "none", breaker=False),
     _route("POST", "/api/auth/reset/confirm", "identity", "none", breaker=False),
@@ -142,6 +143,8 @@ ROUTES: tuple[Route, ...] = (
     # The SMS gateway, which has an /api of its own.
     _route("POST", "/api/sms/config", "sms", "administrator"),
     _route("POST", "/api/sms/send", "sms", "administrator"),
+    _route(GET, "/api/sms/audit", "sms", "administrator"),
+    _route(GET, "/api/sms/audit/summary", "sms", "administrator"),
 )
 
 OWN_PATHS = ("/health", "/ready", "/metrics", "/docs")

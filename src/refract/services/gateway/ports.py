@@ -4,6 +4,34 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from refract.runtime.edge import Receive, Scope, Send
+from refract.services.gateway.domain.headers import Header
+
+
+class Asker(Protocol):
+    """Whoever sends something out without waiting for it."""
+
+    ended_with: int
+    """Not 0 when nobody wants the answer any more."""
+
+    def heard(self) -> None:
+        """Called whenever something has happened to the errand. It runs inside a parser, and must not raise."""
+
+
+class Errand(Protocol):
+    """A request that was sent to a service, and what is known of its answer."""
+
+    status: int
+    headers: list[Header]
+    error: Exception | None
+    """What ended it before its time."""
+    whole: bool
+    """Whether all of the answer is here."""
+
+    def take(self) -> bytes:
+        """The body of an answer that is whole; the errand is over."""
+
+    def give_up(self) -> None:
+        """Nobody wants the answer."""
 
 
 class Services(Protocol):
@@ -16,6 +44,14 @@ class Services(Protocol):
         An answer that breaks off later is left unfinished, so that the server closes the client's connection: what
         was sent of it must not look whole.
         """
+
+    def send_out(self, target: str, method: bytes, path: bytes, lines: bytes, asker: Asker) -> Errand | None:
+        """For the hot path: send a request without a body, whose fields are these lines, if that can be done at once;
+        None where only `forward` will do. The asker hears of it until it takes the answer, gives it up or finishes it.
+        """
+
+    async def finish(self, errand: Errand, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on with what was sent out as `forward` would. Raises the same."""
 
     @property
     def places(self) -> Mapping[str, str]:

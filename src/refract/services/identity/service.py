@@ -8,6 +8,8 @@ from refract.runtime.settings import derived_secret
 from refract.runtime.tokens import TokenSigner
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.api import WIRE_NAME
+from refract.services.identity.commands.confirming import Confirming
+from refract.services.identity.commands.deleting import Deleting
 from refract.services.identity.commands.forgetting import Forgetting
 from refract.services.identity.commands.leaving import Leaving
 from refract.services.identity.commands.mailing import MailLimits, Mails
@@ -93,5 +95,7 @@ def _leaving_routes(
     foundation: Foundation, settings: IdentitySettings, hasher: Hasher, throttle: Throttle
 ) -> list[Any]:
     database, clock = foundation.database, foundation.clock
-    changing = ChangingPassword(database, clock, hasher, throttle, settings.password_policy)
-    return leaving_routes(Leaving(database, clock), changing, settings.base_url)
+    confirming = Confirming(database, hasher, throttle)
+    changing = ChangingPassword(database, clock, hasher, confirming, settings.password_policy)
+    deleting = Deleting(database, clock, confirming)
+    return leaving_routes(Leaving(database, clock), changing, deleting, settings.base_url)

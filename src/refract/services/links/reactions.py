@@ -1,14 +1,16 @@
-"""What links hears: changes as they come back from the bus, which drop copies that outlived them, and totals."""
+"""What links hears: changes as they come back from the bus, which drop copies that outlived them; totals; farewells."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from refract.kernel.errors import PoisonMessage
-from refract.kernel.events import LINK_EXCHANGE, Event, EventDecoder
+from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event, EventDecoder
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.ports import Cache, EventBus, Transaction
 from refract.runtime.service import Reaction
 from refract.services.analytics.api import StatsTotals
+from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlDeleted, UrlUpdated
+from refract.services.links.commands.leaving import Leaving
 from refract.services.links.commands.totalling import keep_totals
 
 INVALIDATIONS = Queue(
@@ -19,7 +21,9 @@ INVALIDATIONS = Queue(
 # One message at a time: together they would be one long transaction, and clicks would wait for it.
 TOTALS = Queue("links.totals", (Binding(LINK_EXCHANGE, StatsTotals.routing_key()),), prefetch=1)
 
-QUEUES = (INVALIDATIONS, TOTALS)
+USERS = Queue("links.users", (Binding(PLATFORM_EXCHANGE, UserDeleted.routing_key()),))
+
+QUEUES = (INVALIDATIONS, TOTALS, USERS)
 
 _decoder = EventDecoder(UrlUpdated, UrlDeleted)
 
@@ -38,6 +42,11 @@ def invalidations(cache: Cache) -> Reaction:
 def totals() -> Reaction:
     """Keeps how often links were clicked. No copy is dropped for it: none has a total in it."""
     return Reaction(TOTALS, EventDecoder(StatsTotals), keep_totals)
+
+
+def departures(leaving: Leaving) -> Reaction:
+    """Notes whose accounts are deleted; a task of its own clears up after them."""
+    return Reaction(USERS, EventDecoder(UserDeleted), leaving.note)
 
 
 async def hear_changes(

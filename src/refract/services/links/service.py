@@ -12,8 +12,10 @@ from refract.services.links.adapters.safety import Safety
 from refract.services.links.api import WIRE_NAME
 from refract.services.links.commands.bulk import BulkShortening
 from refract.services.links.commands.leasing import WorkerLease
+from refract.services.links.commands.leaving import Leaving
 from refract.services.links.commands.making import LinkMaker
 from refract.services.links.commands.managing import Managing
+from refract.services.links.commands.merging import SearchMerging
 from refract.services.links.commands.shortening import Shortening
 from refract.services.links.commands.sweeping import Sweeper
 from refract.services.links.domain.codes import code_source
@@ -22,7 +24,7 @@ from refract.services.links.http.routes import link_routes
 from refract.services.links.ports import SafetyCheck
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.views import LinkViews
-from refract.services.links.reactions import QUEUES, hear_changes, invalidations, totals
+from refract.services.links.reactions import QUEUES, departures, hear_changes, invalidations, totals
 from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
@@ -41,7 +43,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     lease = WorkerLease(database, clock)
     await lease.acquire()
     safety = await _safety(foundation, settings)
-    sweeper = Sweeper(database, cache, clock)
+    sweeper, leaving = Sweeper(database, cache, clock), Leaving(database, cache, clock)
     clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes))
     log = RequestLog(WIRE_NAME, settings.redirect_log_sample, metrics=foundation.metrics, route="/{code}")
     redirects = await _redirects(foundation, settings, cache, clicks)
@@ -57,11 +59,13 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
         foundation,
         routes=[*_routes(foundation, settings, cache, limiter, lease, safety), redirect_route(redirects)],
         queues=QUEUES,
-        reactions=[invalidations(cache), totals()],
+        reactions=[invalidations(cache), totals(), departures(leaving)],
         tasks=[
             Task("worker lease", lease.run, lease.release),
             Task("sweeper", sweeper.run, safety.close),
+            Task("search merging", SearchMerging(database).run),
             Task("clicks", clicks.run, settle),
+            Task("leaving", leaving.run),
         ],
         fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
     )

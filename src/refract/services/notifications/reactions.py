@@ -1,11 +1,13 @@
-"""What notifications reads: what owners of links are told about, and the mails that other services ask for."""
+"""What notifications reads: what owners of links are told about, mails that others ask for, and who left."""
 
 from collections.abc import Sequence
 
-from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event
+from refract.kernel.events import LINK_EXCHANGE, PLATFORM_EXCHANGE, Event, EventDecoder
 from refract.runtime.messages import Binding, Queue
 from refract.runtime.ports import Transaction
 from refract.runtime.service import Reaction
+from refract.services.identity.api import UserDeleted
+from refract.services.notifications.commands.forgetting import forget_users
 from refract.services.notifications.commands.mailing import Mailing, mail_decoder
 from refract.services.notifications.commands.telling import Telling
 from refract.services.notifications.domain.notices import TOLD, NoticeDecoder, notice_of
@@ -19,7 +21,9 @@ EVENTS = Queue(
 # the ending.
 MAILS = Queue("smtp_send_email_v2", (Binding(PLATFORM_EXCHANGE, "email.#"),))
 
-QUEUES = (EVENTS, MAILS)
+USERS = Queue("notifications.users", (Binding(PLATFORM_EXCHANGE, UserDeleted.routing_key()),))
+
+QUEUES = (EVENTS, MAILS, USERS)
 
 
 def link_events(telling: Telling) -> Reaction:
@@ -34,3 +38,8 @@ def link_events(telling: Telling) -> Reaction:
 def mail_requests(mailing: Mailing) -> Reaction:
     """Puts the mails of other services on their way."""
     return Reaction(MAILS, mail_decoder(), mailing)
+
+
+def departures() -> Reaction:
+    """Forgets those whose accounts are deleted."""
+    return Reaction(USERS, EventDecoder(UserDeleted), forget_users)

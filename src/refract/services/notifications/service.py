@@ -14,7 +14,7 @@ from refract.services.notifications.http.preferences import preference_routes
 from refract.services.notifications.http.routes import owner_routes
 from refract.services.notifications.queries.notifications import NotificationQueries
 from refract.services.notifications.queries.preferences import PreferenceQueries
-from refract.services.notifications.reactions import QUEUES, link_events, mail_requests
+from refract.services.notifications.reactions import QUEUES, departures, link_events, mail_requests
 from refract.services.notifications.settings import NotificationSettings
 
 
@@ -35,7 +35,7 @@ def build_notifications(foundation: Foundation, settings: NotificationSettings) 
             ],
         ),
         queues=QUEUES,
-        reactions=[link_events(telling), mail_requests(Mailing(clock, has_server=sends_mail))],
+        reactions=[link_events(telling), mail_requests(Mailing(clock, has_server=sends_mail)), departures()],
         tasks=[
             *build_delivering(database, clock, foundation.metrics, sending, telling.notice),
             Task("digests", Digesting(database, clock, sends_mail=sends_mail).run),

@@ -7,6 +7,7 @@ from typing import Any
 from refract.kernel.events import Event
 from refract.runtime.ports import Transaction
 from refract.runtime.statements import Statement
+from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlCreated, UrlDeleted, UrlUpdated
 
 LinkChange = UrlCreated | UrlUpdated | UrlDeleted
@@ -68,18 +69,33 @@ FORGET_OWNER = Statement(
 )
 
 
+async def follow(tx: Transaction, events: Sequence[Event]) -> None:
+    """Take what events say of links and of their owners."""
+    # Those who left come first: whoever has written links cannot keep other writers out without a deadlock.
+    for event in sorted((event for event in events if isinstance(event, UserDeleted)), key=lambda it: it.user_id):
+        await forget_user(tx, event.user_id, event.occurred_at)
+    await follow_links(tx, events)
+
+
 async def follow_links(tx: Transaction, events: Sequence[Event]) -> None:
-    """Take the last version of each link that the events are about; older ones than are known change nothing."""
-    latest: dict[str, LinkChange] = {}
+    """Take the last version of each link that the events are about; older ones than are known change nothing.
+
+    A deletion does not say what it was that is gone: what a change before it says is taken first.
+    """
+    changes: dict[str, LinkChange] = {}
+    deletions: dict[str, LinkChange] = {}
     for event in events:
         if isinstance(event, LinkChange):
+            latest = deletions if isinstance(event, UrlDeleted) else changes
             known = latest.get(event.short_code)
             if known is None or known.order < event.order:
                 latest[event.short_code] = event
     # In the order of their codes, so that two readers wait for each other instead of deadlocking.
-    for short_code in sorted(latest):
-        change = latest[short_code]
-        await tx.execute(FOLLOW_DELETION if isinstance(change, UrlDeleted) else FOLLOW_CHANGE, **_columns(change))
+    for short_code in sorted(changes.keys() | deletions.keys()):
+        if (change := changes.get(short_code)) is not None:
+            await tx.execute(FOLLOW_CHANGE, **_columns(change))
+        if (deletion := deletions.get(short_code)) is not None:
+            await tx.execute(FOLLOW_DELETION, **_columns(deletion))
 
 
 async def forget_user(tx: Transaction, user_id: str, now: datetime) -> None:

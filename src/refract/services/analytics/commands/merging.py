@@ -12,8 +12,8 @@ from typing import Any
 from refract.kernel.clock import Clock
 from refract.kernel.errors import TimedOut
 from refract.runtime.ports import Database, Row
+from refract.services.analytics.domain.parts import NO_CLICKS, PART_MINUTES, PARTS, Pair, pack_entries, part_entries
 from refract.services.analytics.domain.periods import DAY, HOUR, end_of
-from refract.services.analytics.domain.rollups import PARTS, pack_parts
 from refract.services.analytics.domain.sketches import merge_sketches
 from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally, merge_tallies
 from refract.services.analytics.store.folding import (
@@ -170,19 +170,32 @@ def _grouped(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 def _counted(code: str, span: int, begin: datetime, counts: Sequence[Row]) -> dict[str, Any]:
     """A row with its counts, and without any details yet."""
-    clicks, bot_clicks = [0] * PARTS[span], [0] * PARTS[span]
-    for row in counts:
-        part = row["starts_at"].hour if span == DAY else row["starts_at"].day - 1
-        clicks[part], bot_clicks[part] = row["clicks"], row["bot_clicks"]
     return {
         "short_code": code,
         "span": span,
         "starts_at": begin,
         "clicks": sum(row["clicks"] for row in counts),
         "bot_clicks": sum(row["bot_clicks"] for row in counts),
-        "parts": pack_parts(clicks, bot_clicks),
+        "parts": pack_entries(_quarters(counts) if span == DAY else _days(counts), PARTS[span]),
         **dict.fromkeys(DETAILS),
     }
+
+
+def _days(counts: Sequence[Row]) -> dict[int, Pair]:
+    return {row["starts_at"].day - 1: (row["clicks"], row["bot_clicks"]) for row in counts}
+
+
+def _quarters(counts: Sequence[Row]) -> dict[int, Pair]:
+    """The quarters of a day from the minutes of its hours."""
+    quarters: dict[int, Pair] = {}
+    length = PART_MINUTES[DAY]
+    for row in counts:
+        first = row["starts_at"].hour * PARTS[HOUR]
+        for minute, (clicks, bot_clicks) in part_entries(row["parts"], HOUR).items():
+            quarter = (first + minute) // length
+            before = quarters.get(quarter, NO_CLICKS)
+            quarters[quarter] = before[0] + clicks, before[1] + bot_clicks
+    return quarters
 
 
 def _most_frequent(rows: Sequence[Row], most: int) -> dict[str, int]:

@@ -1,17 +1,22 @@
 """Hours, days, weeks and months as people count them: in a time zone, through every change of its clocks."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
+
+from refract.services.analytics.domain.periods import minute_of, moment_of
 
 MINUTE = timedelta(minutes=1)
 QUARTER = timedelta(minutes=15)
 """Whatever a zone does to its clocks, it does by quarters of an hour, and on one."""
 
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+_DAY_MINUTES, _QUARTER_MINUTES = 24 * 60, 15
 _SECONDS = len("2026-03-01T12:00:00")
 _SHORTEST = {
     "hour": timedelta(minutes=30),
@@ -63,31 +68,48 @@ def midnight(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time(), zone).astimezone(UTC)
 
 
-def periods(span: Range, interval: Interval, zone: ZoneInfo, most: int) -> list[Period]:
-    """The periods of a range in their order, the first and the last as far as they are in it; empty if over `most`."""
+class Division(NamedTuple):
+    """A range in the periods of a calendar, one after the other: their names, and the minutes where each begins.
+
+    And the one where the last ends: there is one more of these. The first and the last may lie beyond the range.
+    """
+
+    span: Range
+    names: list[str]
+    minutes: list[int]
+
+    def periods(self) -> list[Period]:
+        """The periods in their order, the first and the last as far as they are in the range."""
+        moments = list(map(moment_of, self.minutes))
+        moments[0], moments[-1] = max(moments[0], self.span.start), min(moments[-1], self.span.end)
+        return list(map(Period, self.names, moments, moments[1:]))
+
+
+def divide(span: Range, interval: Interval, zone: ZoneInfo, most: int) -> Division | None:
+    """The periods of a range; None if they are more than `most`."""
     if (span.end - span.start) / _SHORTEST[interval] > 2 * most:
-        return []  # not worth to be counted
-    found = []
-    for (start, name), (end, _) in pairwise(_starts(span, interval, zone)):
-        if start >= end:  # a day that the zone left out, when it changed sides of the date line
-            continue
-        found.append(Period(name, max(start, span.start), min(end, span.end)))
-    return found if len(found) <= most else []
-
-
-def _starts(span: Range, interval: Interval, zone: ZoneInfo) -> Iterator[tuple[datetime, str]]:
-    """Where periods begin, and their names; the last one is the first that is not in the range."""
+        return None  # not worth to be counted
     if interval is Interval.HOUR:
-        for start in _hours(span, zone):
-            yield start, f"{start.isoformat()[:_SECONDS]}Z"
-        return
+        minutes = _hours(span, zone)
+        names = _hour_names(minutes[:-1])
+    else:
+        minutes, names = _days(span, interval, zone)
+    return Division(span, names, minutes) if len(names) <= most else None
+
+
+def _days(span: Range, interval: Interval, zone: ZoneInfo) -> tuple[list[int], list[str]]:
+    """Where days, weeks or months begin, and their names."""
     day = _first_day(span.start.astimezone(zone).date(), interval)
     start = midnight(day, zone)
+    minutes, names = [minute_of(start)], []
     while start < span.end:
-        yield start, day.isoformat()
-        day = _next(day, interval)
-        start = midnight(day, zone)
-    yield start, day.isoformat()
+        following = _next(day, interval)
+        end = midnight(following, zone)
+        if start < end:  # else a day that the zone left out, when it changed sides of the date line
+            names.append(day.isoformat())
+            minutes.append(minute_of(end))
+        day, start = following, end
+    return minutes, names
 
 
 def _first_day(day: date, interval: Interval) -> date:
@@ -102,13 +124,41 @@ def _next(day: date, interval: Interval) -> date:
     return day + timedelta(days=7 if interval is Interval.WEEK else 1)
 
 
-def _hours(span: Range, zone: ZoneInfo) -> Iterator[datetime]:
+def _hours(span: Range, zone: ZoneInfo) -> list[int]:
     """Where hours of the zone begin. One in which the clocks are changed by half an hour is shorter, or comes twice."""
     start = _hour_of(span.start, zone)
+    minutes: list[int] = []
     while start < span.end:
-        yield start
-        start += timedelta(minutes=60 - start.astimezone(zone).minute)
-    yield start
+        local, tomorrow = start.astimezone(zone), (start + _DAY).astimezone(zone)
+        first = minute_of(start)
+        if local.minute == 0 and local.utcoffset() == tomorrow.utcoffset():
+            # Nobody touches the clocks for a day: its hours are all alike.
+            hours = min(24, -((start - span.end) // _HOUR))
+            minutes += range(first, first + hours * 60, 60)
+            start += hours * _HOUR
+        else:
+            minutes.append(first)
+            start += timedelta(minutes=60 - local.minute)
+    return [*minutes, minute_of(start)]
+
+
+def _hour_names(minutes: Sequence[int]) -> list[str]:
+    names: list[str] = []
+    for day, some in groupby(minutes, _day_of):
+        known = names_of_day(day)
+        names += [known[minute % _DAY_MINUTES // _QUARTER_MINUTES] for minute in some]
+    return names
+
+
+def _day_of(minute: int) -> int:
+    return minute // _DAY_MINUTES
+
+
+@lru_cache(maxsize=1024)
+def names_of_day(day: int) -> tuple[str, ...]:
+    """The names of hours that begin with a quarter of a day, by its number since 1970."""
+    first = moment_of(day * _DAY_MINUTES)
+    return tuple(f"{(first + number * QUARTER).isoformat()[:_SECONDS]}Z" for number in range(96))
 
 
 def _hour_of(moment: datetime, zone: ZoneInfo) -> datetime:

@@ -11,6 +11,18 @@ HOUR, DAY, MONTH = SPANS = (1, 2, 3)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Where every watermark begins: nothing is older."""
 
+_MINUTE = timedelta(minutes=1)
+
+
+def minute_of(moment: datetime) -> int:
+    """The minute that a moment lies in, counted from 1970: the boundaries of all rows and zones are whole minutes."""
+    return (moment - EPOCH) // _MINUTE
+
+
+def moment_of(minute: int) -> datetime:
+    """The first moment of a minute."""
+    return EPOCH + minute * _MINUTE
+
 
 def start_of(moment: datetime, span: int) -> datetime:
     """The beginning of the period of this span that a moment in UTC lies in."""

@@ -94,6 +94,18 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
         counts[value] = get(value, 0) + count
 
 
+def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
+    """The values with the highest counts, the highest first; of equal ones the first in their order."""
+    if len(counts) > most:
+        # Numbers alone are sorted much faster than what they belong to.
+        least = sorted(counts.values())[-most]
+        items = [item for item in counts.items() if item[1] >= least]
+    else:
+        items = list(counts.items())
+    items.sort(key=lambda item: (-item[1], item[0]))
+    return items[:most]
+
+
 def _capped(counts: dict[str, int], most: int) -> dict[str, int]:
     # The collective name is one of the values, and has its place for good.
     room = most * ROOM

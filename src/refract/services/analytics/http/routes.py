@@ -14,6 +14,7 @@ from refract.services.analytics.http.public import public_routes
 from refract.services.analytics.http.streams import click_routes, live_routes
 from refract.services.analytics.queries.clicks import ClickQueries
 from refract.services.analytics.queries.live import LiveWatch
+from refract.services.analytics.queries.merging import Merging
 from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.stats import StatsQueries
@@ -25,13 +26,14 @@ def analytics_routes(
 ) -> list[Any]:
     """The handlers on one database. Two are open to all, the others want a token."""
     reader = Reader(database)
+    merging = Merging(reader)
     own = [
-        *owner_routes(OwnerQueries(reader), clock),
+        *owner_routes(OwnerQueries(reader, merging), clock),
         *summary_routes(SummaryQueries(database, clock)),
         *click_routes(ClickQueries(database, reader)),
         *live_routes(reader, watch, clock),
     ]
-    public = public_routes(StatsQueries(reader, clock, stats_public=stats_public))
+    public = public_routes(StatsQueries(reader, clock, stats_public=stats_public, merging=merging))
     return [
         Router("/", route_handlers=public, dependencies={"reader": reader_from(tokens)}),
         Router("/", route_handlers=own, security=WANTS_TOKEN),

@@ -110,6 +110,7 @@ def live_routes(reader: Reader, watch: LiveWatch, clock: Clock) -> list[Any]:
             last_clicked_at=None if link.clicked is None else link.clicked.end,
         )
         seconds = min(LONGEST_STREAM, caller.expires_at - clock.now()).total_seconds()
+        watch.check_room()  # before the answer begins, which cannot be taken back
         events = _events(watch, seen, clock, clock.monotonic() + seconds)
         return _stream(request, events, "text/event-stream", {})
 

@@ -11,9 +11,10 @@ from msgspec import UNSET
 from refract.kernel.errors import Invalid
 from refract.runtime.ports import Database, Row
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, EPOCH
+from refract.services.analytics.domain.periods import DAY, EPOCH, moment_of
+from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.owners import find_own
-from refract.services.analytics.queries.reading import KnownLink, Reader, microseconds_of
+from refract.services.analytics.queries.reading import Reader, microseconds_of
 from refract.services.analytics.queries.statements import CLICK_COLUMNS, Direction, page_of_clicks
 from refract.services.analytics.queries.timeline import clicked_periods
 from refract.services.analytics.queries.views import ClickPage, ClickView
@@ -100,7 +101,10 @@ class ClickQueries:
     ) -> AsyncIterator[list[Row]]:
         """Clicks in the order of time, at most `limit` at once."""
         counted = await clicked_periods(self._reader, link, DAY)
-        days = [(day, counts.shown(bots=request.bots)) for day, counts in counted.items()]
+        days = [
+            (moment_of(minute), clicks if request.bots else clicks - bot_clicks)
+            for minute, (clicks, bot_clicks) in counted.items()
+        ]
         statement = page_of_clicks(direction, bots=request.bots)
         for window in _windows(days, direction, limit):
             span = _cut(window, request, after, direction)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from refract.kernel.errors import RefractError
+from refract.kernel.errors import RefractError, Unavailable
 from refract.runtime.ports import Database
 from refract.services.analytics.queries.statements import WATCH
 from refract.services.analytics.queries.views import LiveView
@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 
 PAUSE = 0.5
 """Seconds between two looks: with the time that a look takes, a click is seen within a second of its commit."""
+
+MOST_VIEWERS = 1_000
+"""Of one process: each keeps a connection and a task, and is written to whenever its link is clicked."""
 
 
 class Viewer:
@@ -49,9 +52,10 @@ class Viewer:
 class LiveWatch:
     """All viewers of this process."""
 
-    def __init__(self, database: Database, *, pause: float = PAUSE) -> None:
+    def __init__(self, database: Database, *, pause: float = PAUSE, most: int = MOST_VIEWERS) -> None:
         self._database = database
         self._pause = pause
+        self._most = most
         self._viewers: set[Viewer] = set()
         self._wanted = asyncio.Event()
         self._is_over = False
@@ -60,6 +64,11 @@ class LiveWatch:
     def viewers(self) -> int:
         """How many watch."""
         return len(self._viewers)
+
+    def check_room(self) -> None:
+        """Raises Unavailable when so many watch that nobody else may."""
+        if len(self._viewers) >= self._most:
+            raise Unavailable("live", f"{self._most} watch already")
 
     def enter(self, seen: LiveView) -> Viewer:
         """Watch a link, from what is known of it already."""

@@ -1,87 +1,155 @@
-"""Visitors of several stretches, counted together: what is over is merged once, and remembered."""
+"""Tallies and visitors of a link: of what is over, put together once and remembered; of now, read at every look."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+import asyncio
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
+from refract.services.analytics.domain.calendars import Range
+from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
 from refract.services.analytics.domain.sketches import Sketch, merge_sketches
+from refract.services.analytics.domain.tallies import Tally
+from refract.services.analytics.queries.links import Counts, KnownLink
+from refract.services.analytics.queries.reading import Reader, Seen
+from refract.services.analytics.queries.remembering import Remembered, Versions
 
-MOST_REMEMBERED = 1_000
-"""Merged sketches; each has up to 16 kB."""
+WORTH_REMEMBERING = 5_000
+"""Clicks of a link: with fewer, it is read faster than it is looked up."""
 
-WORTH_REMEMBERING = 4_096
-"""Bytes: fewer are merged faster than they are looked up."""
+KEY_BYTES = 500
+"""About what a key takes."""
 
-
-@dataclass(slots=True)
-class Seen:
-    """Who was seen in a stretch: sketches as they are stored, and single visitors at its edges."""
-
-    sketches: list[bytes] = field(default_factory=list)
-    visitors: set[bytes] = field(default_factory=set)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One sketch in the place of many: how many it counts, its stored form, and by what it is known."""
+    """One sketch in the place of many: how many it counts, and its stored form."""
 
     count: int
     stored: bytes | None
-    digest: bytes | None
-    """None for what changes with every look, and is not remembered."""
+
+    @classmethod
+    def of(cls, sketch: Sketch) -> "Merged":
+        """From a sketch."""
+        return cls(sketch.estimate(), sketch.encode())
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return KEY_BYTES + len(self.stored or b"")
 
 
 class Merging:
-    """Merges sketches. Those of past days and hours are the same at every look, and are merged at the first."""
+    """Answers about dimensions and visitors, with a memory of its own."""
 
-    def __init__(self, most: int = MOST_REMEMBERED) -> None:
-        self._most = most
-        self._remembered: OrderedDict[bytes, Merged] = OrderedDict()
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._tallies: Remembered[tuple[Counts, bytes | None]] = Remembered()
+        self._visitors: Remembered[Merged] = Remembered()
 
-    def counts(self, seen: Sequence[Seen]) -> tuple[int, list[int]]:
-        """How many visitors there are in all stretches together, and in each."""
-        merged = [self._merged(some.sketches, some.visitors) for some in seen]
-        # All but the last one are over as a rule, and the last one is now.
-        before = self._merged_again(merged[:-1])
-        everybody = merge_sketches([before.stored, *(one.stored for one in merged[-1:])])
-        return everybody.estimate(), [one.count for one in merged]
+    async def tally(self, link: KnownLink, span: Range, dimension: str) -> tuple[Counts, Tally]:
+        """How often each value of a dimension was seen in a settled range, and all clicks of the range."""
+        over, now = _divided(link, span)
+        if over is None:
+            return await self._reader.tally(link, span, dimension)
+        if now is None:
+            versions = await self._reader.versions(link, over)
+            return await self._tally_of(link, over, dimension, versions)
+        versions, (counts, tally) = await asyncio.gather(
+            self._reader.versions(link, over), self._reader.tally(link, now, dimension)
+        )
+        before, merged = await self._tally_of(link, over, dimension, versions)
+        merged.merge(tally)
+        return Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks), merged
 
-    def _merged(self, sketches: Sequence[bytes], visitors: set[bytes]) -> Merged:
-        if sum(map(len, sketches)) < WORTH_REMEMBERING:
-            return _as_merged(_everybody(sketches, visitors), None)
-        # No sketch is empty, so that it is plain where the visitors begin: those of a day's edges are over with it.
-        digest = _digest([*sketches, b"", *sorted(visitors)])
-        return self._remembered.get(digest) or self._remember(digest, _everybody(sketches, visitors))
+    async def _tally_of(self, link: KnownLink, span: Range, dimension: str, versions: Versions) -> tuple[Counts, Tally]:
+        """The same of a range that is over."""
+        key = _key(link, dimension, span, versions)
+        known = None if key is None else self._tallies.find(key)
+        if known is not None:
+            return known[0], Tally.decode(known[1])
+        counts, tally = await self._reader.tally(link, span, dimension)
+        if key is not None and not tally.overflowed:  # values that did not fit may be counted again, and then do
+            stored = tally.encode()
+            self._tallies.keep(key, (counts, stored), KEY_BYTES + len(stored or b""))
+        return counts, tally
 
-    def _merged_again(self, merged: Sequence[Merged]) -> Merged:
-        stored = [one.stored for one in merged]
-        digests = [one.digest or one.stored or b"" for one in merged]
-        digest = _digest([b"together", *digests])
-        return self._remembered.get(digest) or self._remember(digest, merge_sketches(stored))
+    async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> tuple[int, list[int]]:
+        """How many visitors there are in all settled stretches together, one after the other, and in each."""
+        over, _ = _divided(link, Range(stretches[0].start, stretches[-1].end))
+        if over is None:
+            merged = [Merged.of(_everybody(seen)) for seen in await self._reader.visitors(link, stretches, bots=bots)]
+            return merge_sketches(one.stored for one in merged).estimate(), [one.count for one in merged]
+        pasts = [Range(one.start, min(one.end, over.end)) for one in stretches if one.start < over.end]
+        nows = [Range(max(one.start, over.end), one.end) for one in stretches if one.end > over.end]
+        versions, seen = await asyncio.gather(
+            self._reader.versions(link, over), self._reader.visitors(link, nows, bots=bots)
+        )
+        before = await self._past(link, pasts, versions, bots=bots)
+        everybody = await self._together(link, over, before, versions, bots=bots)
+        after = [Merged.of(_everybody(one)) for one in seen]
+        each = [one.count for one in before]
+        if before and after and len(before) + len(after) > len(stretches):  # one is partly over
+            each[-1] = _both(before[-1], after[0])
+            return _both(everybody, *after), [*each, *(one.count for one in after[1:])]
+        return _both(everybody, *after), [*each, *(one.count for one in after)]
 
-    def _remember(self, digest: bytes, sketch: Sketch) -> Merged:
-        merged = _as_merged(sketch, digest)
-        if len(self._remembered) >= self._most:
-            self._remembered.popitem(last=False)
-        self._remembered[digest] = merged
+    async def _past(
+        self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
+    ) -> list[Merged]:
+        keys = [_key(link, bots, stretch, versions) for stretch in stretches]
+        merged = [None if key is None else self._visitors.find(key) for key in keys]
+        missing = [number for number, one in enumerate(merged) if one is None]
+        if missing:
+            seen = await self._reader.visitors(link, [stretches[number] for number in missing], bots=bots)
+            for number, some in zip(missing, seen, strict=True):
+                merged[number] = self._kept(keys[number], Merged.of(_everybody(some)))
+                await asyncio.sleep(0)  # a day of a busy link takes its milliseconds: others may run in between
+        return [one for one in merged if one is not None]
+
+    async def _together(
+        self, link: KnownLink, over: Range, merged: Sequence[Merged], versions: Versions, *, bots: bool
+    ) -> Merged:
+        if len(merged) == 1:
+            return merged[0]
+        key = _key(link, bots, over, versions)
+        known = None if key is None else self._visitors.find((key, "together"))
+        if known is not None:
+            return known
+        sketch = merge_sketches(one.stored for one in merged)
+        return self._kept(None if key is None else (key, "together"), Merged.of(sketch))
+
+    def _kept(self, key: Hashable | None, merged: Merged) -> Merged:
+        if key is not None:
+            self._visitors.keep(key, merged, merged.size)
         return merged
 
 
-def _everybody(sketches: Sequence[bytes], visitors: set[bytes]) -> Sketch:
-    sketch = merge_sketches(sketches)
-    sketch.add_many(visitors)
+def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range | None]:
+    """What of a range is over, and what is not: the last hour that has clicks. Of a link with few, nothing is over."""
+    if link.clicked is None or link.total.clicks < WORTH_REMEMBERING:
+        return None, span
+    now = start_of(link.clicked.end, HOUR)
+    if span.end <= now:
+        return span, None
+    return (Range(span.start, now), Range(now, span.end)) if span.start < now else (None, span)
+
+
+def _key(link: KnownLink, what: object, span: Range, versions: Versions) -> Hashable | None:
+    """By what something is remembered; None for what must not be."""
+    version = versions.of(minute_of(span.start), minute_of(span.end - _MICROSECOND) + 1)
+    # What rows know no more depends on when they are asked.
+    return None if version is None else (link.short_code, what, span, link.months_from, version)
+
+
+def _everybody(seen: Seen) -> Sketch:
+    sketch = merge_sketches(seen.sketches)
+    if seen.visitors:
+        sketch.add_many(seen.visitors)
     return sketch
 
 
-def _as_merged(sketch: Sketch, digest: bytes | None) -> Merged:
-    return Merged(sketch.estimate(), sketch.encode(), digest)
-
-
-def _digest(parts: Sequence[bytes]) -> bytes:
-    """A name for a sequence of texts: each with its length, so that no two sequences look alike."""
-    digest = blake2b(digest_size=20)
-    for part in parts:
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return digest.digest()
+def _both(one: Merged, *others: Merged) -> int:
+    some = [other.stored for other in others if other.stored is not None]
+    return merge_sketches([one.stored, *some]).estimate() if some else one.count

@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Sequence
-from heapq import nsmallest
 
 from refract.kernel.errors import Forbidden
 from refract.services.analytics.domain.calendars import Period, Range
-from refract.services.analytics.domain.tallies import OTHER, add_counts
+from refract.services.analytics.domain.tallies import OTHER, add_counts, most_frequent
+from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.merging import Merging
+from refract.services.analytics.queries.moments import Moments
 from refract.services.analytics.queries.ranges import RangeRequest
-from refract.services.analytics.queries.reading import KnownLink, Reader
+from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.views import (
     BreakdownView,
     Point,
@@ -36,26 +37,27 @@ async def find_own(reader: Reader, user_id: str, short_code: str) -> KnownLink:
 class OwnerQueries:
     """The numbers of one link. Bots are left out unless they are asked for."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, merging: Merging | None = None) -> None:
         self._reader = reader
-        self._merging = Merging()
+        self._merging = merging or Merging(reader)
 
     async def series(self, user_id: str, short_code: str, request: RangeRequest, *, bots: bool) -> SeriesView:
         """Every period of the range, with its clicks."""
-        periods = request.periods()
+        division = request.divided()
         link = await find_own(self._reader, user_id, short_code)
-        counted = await self._reader.counts(link, [Range(period.start, period.end) for period in periods])
+        every, of_bots = await self._reader.counts(link, Moments.of_division(division))
+        clicks = every if bots else [count - bot_clicks for count, bot_clicks in zip(every, of_bots, strict=True)]
         return SeriesView(
             short_code=short_code,
             interval=request.interval,
             tz=request.zone.key,
             from_=request.span.start,
             to=request.span.end,
-            clicks=sum(counts.shown(bots=bots) for counts in counted),
-            bot_clicks=sum(counts.bot_clicks for counts in counted),
+            clicks=sum(clicks),
+            bot_clicks=sum(of_bots),
             points=[
-                Point(period=period.name, clicks=counts.shown(bots=bots), bot_clicks=counts.bot_clicks)
-                for period, counts in zip(periods, counted, strict=True)
+                Point(period=name, clicks=count, bot_clicks=bot_clicks)
+                for name, count, bot_clicks in zip(division.names, clicks, of_bots, strict=True)
             ],
         )
 
@@ -65,13 +67,13 @@ class OwnerQueries:
         """The values of a dimension in the range, the most frequent first."""
         link = await find_own(self._reader, user_id, short_code)
         span = link.settled(request.span)
-        total, tally = await self._reader.tally(link, span, by)
+        total, tally = await self._merging.tally(link, span, by)
         counts = tally.people
         if bots:
             add_counts(counts, tally.bots)
         known = sum(counts.values())
         counts.pop(OTHER, None)
-        top = nsmallest(limit, counts.items(), key=lambda item: (-item[1], item[0]))
+        top = most_frequent(counts, limit)
         shown = sum(count for _, count in top)
         clicks = total.shown(bots=bots)
         return BreakdownView(
@@ -87,11 +89,11 @@ class OwnerQueries:
 
     async def visitors(self, user_id: str, short_code: str, request: RangeRequest, *, bots: bool) -> VisitorsView:
         """The visitors of the range, each once, and those of its periods."""
-        periods = request.periods()
+        periods = request.divided().periods()
         link = await find_own(self._reader, user_id, short_code)
         settled = _settled(link, periods)
-        seen = await self._reader.visitors(link, [Range(one.start, one.end) for one in settled], bots=bots)
-        everybody, each = self._merging.counts(seen)
+        stretches = [Range(one.start, one.end) for one in settled]
+        everybody, each = await self._merging.visitors(link, stretches, bots=bots)
         return VisitorsView(
             short_code=short_code,
             interval=request.interval,

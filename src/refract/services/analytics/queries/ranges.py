@@ -10,7 +10,15 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from refract.kernel.errors import Invalid
-from refract.services.analytics.domain.calendars import Interval, Period, Range, UnknownZone, midnight, periods, zone_of
+from refract.services.analytics.domain.calendars import (
+    Division,
+    Interval,
+    Range,
+    UnknownZone,
+    divide,
+    midnight,
+    zone_of,
+)
 
 MOST_POINTS = 1_000
 EARLIEST = date(2000, 1, 1)
@@ -51,10 +59,10 @@ class RangeRequest:
             raise Invalid("from must be before to")
         return cls(Range(since, until), zone, length)
 
-    def periods(self) -> list[Period]:
+    def divided(self) -> Division:
         """The periods of the range; raises Invalid if they are too many."""
-        found = periods(self.span, self.interval, self.zone, MOST_POINTS)
-        if not found:
+        found = divide(self.span, self.interval, self.zone, MOST_POINTS)
+        if found is None:
             raise Invalid(f"more than {MOST_POINTS} points: choose a shorter range or a longer interval")
         return found
 

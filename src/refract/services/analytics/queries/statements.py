@@ -39,16 +39,21 @@ WATCH = Statement(
 
 @cache
 def read_rows(columns: Sequence[str]) -> Statement:
-    """Reads some columns of the rows of a link that begin at these moments: `hours`, `days` and `months`."""
+    """Reads some columns of the rows of a link that begin at these moments: `hours`, `days` and `months`.
+
+    And all hours from `open_from` up to `open_to`, which are not among these.
+    """
     names = ", ".join(columns)
+    stretch = _of_span(names, 1, "starts_at >= :open_from AND starts_at < :open_to")
     return Statement(
         "read_rows",
         "Reads rows of a link by span and beginning.",
-        _of_each_span(names, "starts_at = ANY(:{list})"),
-        sqlite=_of_each_span(
-            names, "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
-        ),
+        f"{_of_each_span(names, 'starts_at = ANY(:{list})')} UNION ALL {stretch}",
+        sqlite=f"{_of_each_span(names, _IN_LIST)} UNION ALL {stretch}",
     )
+
+
+_IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
 
 
 @cache
@@ -64,9 +69,15 @@ def read_stretches(columns: Sequence[str]) -> Statement:
 
 def _of_each_span(names: str, condition: str) -> str:
     return " UNION ALL ".join(
-        f"SELECT span, starts_at, {names} FROM rollups "  # noqa: S608  # names, not values
-        f"WHERE short_code = :short_code AND span = {span} AND {condition.format(list=plural)}"
+        _of_span(names, span, condition.format(list=plural))
         for span, plural in ((1, "hours"), (2, "days"), (3, "months"))
+    )
+
+
+def _of_span(names: str, span: int, condition: str) -> str:
+    return (
+        f"SELECT span, starts_at, {names} FROM rollups "  # noqa: S608  # names, not values
+        f"WHERE short_code = :short_code AND span = {span} AND {condition}"
     )
 
 

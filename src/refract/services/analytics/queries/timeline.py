@@ -1,19 +1,21 @@
 """The periods of a link's life that have clicks, from as few rows as know them."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 
 from refract.runtime.ports import Row
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
-from refract.services.analytics.domain.rollups import unpack_parts
-from refract.services.analytics.queries.covering import moment_of
-from refract.services.analytics.queries.reading import Counts, KnownLink, Reader
+from refract.services.analytics.domain.parts import NO_CLICKS, PART_MINUTES, Pair, unpack_parts
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, minute_of, moment_of, start_of
+from refract.services.analytics.queries.covering import HOUR_MINUTES
+from refract.services.analytics.queries.links import KnownLink
+from refract.services.analytics.queries.moments import Moments
+from refract.services.analytics.queries.reading import Reader
 
 
-async def clicked_periods(reader: Reader, link: KnownLink, size: int) -> dict[datetime, Counts]:
-    """The days or hours (by span) that have clicks. Rows that are longer know them as one of their parts."""
+async def clicked_periods(reader: Reader, link: KnownLink, size: int) -> dict[int, Pair]:
+    """The days or hours (by span) that have clicks, by their first minute. Longer rows know them as their parts."""
     if link.clicked is None:
         return {}
     folded, first, end = link.folded, link.clicked.start, after_all(link, link.clicked.end)
@@ -25,15 +27,19 @@ async def clicked_periods(reader: Reader, link: KnownLink, size: int) -> dict[da
         days_from = max(days_from, moment_of(folded.months_until))
     stretches[DAY] = Range(days_from, days_until)
     again = [
-        Range(start, end_of(start, size))
+        [*_inside(moment_of(minute), span, size), end_of(moment_of(minute), span)]
         for span, minute in folded.stale
         if span in stretches
-        for start in _inside(moment_of(minute), span, size)
     ]
-    rows, stale = await asyncio.gather(reader.stretch_rows(link, stretches), reader.counts(link, again))
+    rows, corrected = await asyncio.gather(
+        reader.stretch_rows(link, stretches),
+        asyncio.gather(*(reader.counts(link, Moments.of(moments)) for moments in again)),
+    )
     counted = _by_period(rows, size)
     # What the rows of marked periods say is too little, and is put right here.
-    counted.update({part.start: counts for part, counts in zip(again, stale, strict=True) if counts.clicks})
+    for moments, (every, of_bots) in zip(again, corrected, strict=True):
+        right = zip(map(minute_of, moments), zip(every, of_bots, strict=True), strict=False)
+        counted.update({minute: pair for minute, pair in right if pair[0]})
     return counted
 
 
@@ -50,18 +56,30 @@ def _inside(start: datetime, span: int, size: int) -> Iterator[datetime]:
         start = end_of(start, size)
 
 
-def _by_period(rows: Iterable[Row], size: int) -> dict[datetime, Counts]:
+def _by_period(rows: Iterable[Row], size: int) -> dict[int, Pair]:
     """The counts of rows by period: shorter rows are added up, longer ones are taken apart."""
-    counted: dict[datetime, Counts] = {}
-    step = timedelta(days=1) if size == DAY else timedelta(hours=1)
+    counted: dict[int, Pair] = {}
     for row in rows:
-        start: datetime = row["starts_at"]
         if row["span"] > size:
-            for number, (clicks, bot_clicks) in enumerate(zip(*unpack_parts(row["parts"], row["span"]), strict=True)):
-                if clicks:
-                    counted[start + number * step] = Counts(clicks, bot_clicks)
+            counted |= _taken_apart(row)
+        elif row["span"] == size:
+            counted[minute_of(row["starts_at"])] = row["clicks"], row["bot_clicks"]
         else:
-            period = start_of(start, size)
-            before = counted.get(period, Counts())
-            counted[period] = Counts(before.clicks + row["clicks"], before.bot_clicks + row["bot_clicks"])
+            period = minute_of(start_of(row["starts_at"], size))
+            clicks, bot_clicks = counted.get(period, NO_CLICKS)
+            counted[period] = clicks + row["clicks"], bot_clicks + row["bot_clicks"]
     return counted
+
+
+def _taken_apart(row: Row) -> dict[int, Pair]:
+    """The hours of a day, or the days of a month, that have clicks."""
+    start, (clicks, bot_clicks) = minute_of(row["starts_at"]), unpack_parts(row["parts"], row["span"])
+    length = PART_MINUTES[row["span"]]
+    if row["span"] == DAY:
+        length, clicks, bot_clicks = HOUR_MINUTES, _fours(clicks), _fours(bot_clicks)
+    pairs = zip(clicks, bot_clicks, strict=True)
+    return {start + number * length: pair for number, pair in enumerate(pairs) if pair[0]}
+
+
+def _fours(quarters: Sequence[int]) -> list[int]:
+    return [a + b + c + d for a, b, c, d in zip(*[iter(quarters)] * 4, strict=True)]

@@ -135,7 +135,7 @@ READ_COUNTS = _among_codes(
     "read_counts",
     "The counts of the rows that a period is made of.",
     """
-    SELECT short_code, starts_at, clicks, bot_clicks FROM rollups
+    SELECT short_code, starts_at, clicks, bot_clicks, parts FROM rollups
     WHERE short_code AMONG AND span = :finer AND starts_at >= :begin AND starts_at < :end
     ORDER BY short_code, starts_at
     """,

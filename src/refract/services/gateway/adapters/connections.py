@@ -64,6 +64,10 @@ class Connection(asyncio.Protocol):
         """What has come of the body since the last time; waits until something has."""
         while not exchange.pieces and not exchange.whole:
             await exchange.news()
+        return self.collect(exchange)
+
+    def collect(self, exchange: Exchange) -> bytes:
+        """What has come of the body since the last time; there is room for more then."""
         piece = exchange.pieces[0] if len(exchange.pieces) == 1 else b"".join(exchange.pieces)
         exchange.pieces.clear()
         exchange.held = 0
@@ -122,6 +126,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """No more will come, which is how some answers end."""
+        self._usable = False
         if self._exchange is not None and self._exchange.status and not self._framed:
             self._exchange.whole = True
             self._exchange.wake()

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from refract.kernel.errors import Invalid, RefractError
 from refract.runtime.edge import Message, Receive, Scope
 from refract.runtime.exchange import ended_with
-from refract.services.gateway.domain.headers import Header
+from refract.services.gateway.domain.headers import Header, lines_of
 
 HIGH_WATER = 64 * 1024
 """So many bytes of an answer are held for a client that reads slowly, before the service has to wait."""
 
 _REPEATABLE = frozenset({"GET", "HEAD"})
+_BREAKS = b"\r\n\0"
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding"})
 
 
@@ -28,12 +29,19 @@ class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
 
 
+def head_of(method: bytes, target: bytes, host: bytes, lines: bytes) -> bytes:
+    """The head of a request."""
+    return b"".join((method, b" ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\n", lines, b"\r\n"))
+
+
 class Question:
     """A request in the bytes that go to a service: its head, and how the body is framed."""
 
     __slots__ = ("body", "chunked", "head", "method", "streams")
 
     def __init__(self, method: str, target: bytes, host: bytes, headers: Sequence[Header], first: Message) -> None:
+        if target.translate(None, _BREAKS) != target:
+            raise Invalid("malformed request")
         self.method = method
         self.body: bytes = first.get("body", b"")
         self.streams = bool(first.get("more_body", False))
@@ -43,17 +51,20 @@ class Question:
         elif self.body or method not in _REPEATABLE:
             length = b"%d" % len(self.body)
         self.chunked = self.streams and length is None
-        lines = [b"%b: %b" % field for field in headers if field[0] not in _FRAMING]
+        fields = [field for field in headers if field[0] not in _FRAMING]
         if length is not None:
-            lines.append(b"content-length: " + length)
+            fields.append((b"content-length", length))
         elif self.chunked:
-            lines.append(b"transfer-encoding: chunked")
-        top = b"%b %b HTTP/1.1\r\nhost: %b" % (method.encode("ascii"), target, host)
-        self.head = head = b"\r\n".join((top, *lines, b"", b""))
-        # Whatever a value holds, it is one line: a second one would be a header, or a request, of the client's choice.
-        breaks = len(lines) + 3
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
-            raise Invalid("malformed request")
+            fields.append((b"transfer-encoding", b"chunked"))
+        self.head = head_of(method.encode("ascii"), target, host, lines_of(fields))
+
+    @classmethod
+    def asked(cls, method: str, head: bytes) -> "Question":
+        """A question without a body that has been asked already."""
+        question = cls.__new__(cls)
+        question.method, question.head, question.body = method, head, b""
+        question.streams = question.chunked = False
+        return question
 
     @property
     def repeatable(self) -> bool:
@@ -89,12 +100,13 @@ class Exchange:
         "whole",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, question: Question) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, to_head: bool, sent: bool) -> None:
+        """`sent`: the whole request has left, or will with its head."""
         self._scope = scope
         self._receive = receive
         self._waiter: asyncio.Future[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self.to_head = question.method == "HEAD"
+        self.to_head = to_head
         self.deadline = math.inf
         self.error: Exception | None = None
         self.status = 0
@@ -102,7 +114,7 @@ class Exchange:
         self.pieces: list[bytes] = []
         self.held = 0
         self.heard = False  # at least one byte came back
-        self.sent = not question.streams  # the whole request has left, or will with its head
+        self.sent = sent
         self.whole = False  # the whole answer is here
 
     async def head(self) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from refract.runtime.edge import Application, Receive, Scope, Send
 from refract.services.gateway.domain.headers import UnknownUpstream, UpstreamFailed
+from refract.services.gateway.ports import Asker, Errand
 
 
 class InProcess:
@@ -20,6 +21,13 @@ class InProcess:
         application = self._application(target)
         scope["headers"] = [(b"host", target.encode()), *scope["headers"]]
         await application(scope, receive, send)
+
+    def send_out(self, _target: str, _method: bytes, _path: bytes, _lines: bytes, _asker: Asker) -> None:
+        """None: who is called is waited for."""
+
+    async def finish(self, errand: Errand, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nothing is sent out."""
+        raise NotImplementedError
 
     @property
     def places(self) -> Mapping[str, str]:

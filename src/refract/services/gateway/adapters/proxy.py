@@ -10,8 +10,17 @@ from refract.kernel.errors import RefractError
 from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
 from refract.runtime.exchange import can_be_written
+from refract.services.gateway import ports
 from refract.services.gateway.adapters.connections import Connection, Pool
-from refract.services.gateway.adapters.exchanges import ClientLeft, ConnectionDied, Exchange, Question, Trouble
+from refract.services.gateway.adapters.errands import Errand
+from refract.services.gateway.adapters.exchanges import (
+    ClientLeft,
+    ConnectionDied,
+    Exchange,
+    Question,
+    Trouble,
+    head_of,
+)
 from refract.services.gateway.domain.headers import (
     Header,
     Overstretched,
@@ -57,10 +66,37 @@ class Proxy:
         if first["type"] == "http.disconnect":
             return
         question = Question(scope["method"], _target(pool, scope), pool.host, scope["headers"], first)
-        exchange = Exchange(scope, receive, question)
+        exchange = Exchange(scope, receive, to_head=question.method == "HEAD", sent=not question.streams)
         self._look_after(exchange)
+        await self._carry_out(target, question, exchange, send)
+
+    def send_out(self, target: str, method: bytes, path: bytes, lines: bytes, asker: ports.Asker) -> Errand | None:
+        """Send a request without a body over a connection that waits; None where there is none."""
+        pool = self._pools.get(target)
+        if pool is None or self._closed:
+            return None
+        connection = pool.waiting()
+        if connection is None:
+            return None
+        head = head_of(method, pool.prefix + path, pool.host, lines)
+        errand = Errand(asker, connection, target, method, head, self._under_way)
+        self._look_after(errand)
+        errand.deadline = asyncio.get_running_loop().time() + self._answer_timeout
+        connection.ask(errand, head)
+        return errand
+
+    async def finish(self, errand: ports.Errand, scope: Scope, receive: Receive, send: Send) -> None:
+        """Go on with what was sent out, as if it had been forwarded."""
+        assert isinstance(errand, Errand), "it was sent out here"
+        question = Question.asked(errand.method.decode("ascii"), errand.request)
+        await self._carry_out(errand.target, question, errand, send, errand.go_on(scope, receive))
+
+    async def _carry_out(
+        self, target: str, question: Question, exchange: Exchange, send: Send, asked: Connection | None = None
+    ) -> None:
+        """Have a question answered, which may have been `asked` on a connection already."""
         try:
-            connection = await self._ask(pool, question, exchange)
+            connection = await self._ask(self._pools[target], question, exchange, asked)
             try:
                 await _pass_on(target, connection, exchange, send)
             finally:
@@ -96,7 +132,7 @@ class Proxy:
         pool = self._pool(target)
         where = _target(pool, {"raw_path": path.encode(), "query_string": urlencode(query).encode()})
         question = Question("GET", where, pool.host, (), {})
-        exchange = Exchange({}, _patient, question)
+        exchange = Exchange({}, _patient, to_head=False, sent=True)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 connection = await self._ask(pool, question, exchange)
@@ -128,12 +164,14 @@ class Proxy:
             raise UpstreamFailed("we are stopping")
         return pool
 
-    async def _ask(self, pool: Pool, question: Question, exchange: Exchange) -> Connection:
+    async def _ask(
+        self, pool: Pool, question: Question, exchange: Exchange, asked: Connection | None = None
+    ) -> Connection:
         """Send the request, and return when the head of the answer is here."""
-        connection = pool.waiting()
+        connection = asked or pool.waiting()
         if connection is not None:
             try:
-                return await self._ask_on(connection, question, exchange)
+                return await self._ask_on(connection, question, exchange, is_asked=asked is not None)
             except ConnectionDied:
                 # It may have died of old age; what a fresh one says about the service is the truth.
                 if exchange.heard or not question.repeatable or self._closed:
@@ -141,9 +179,13 @@ class Proxy:
                 exchange.error = None
         return await self._ask_on(await _connected(pool, exchange), question, exchange)
 
-    async def _ask_on(self, connection: Connection, question: Question, exchange: Exchange) -> Connection:
+    async def _ask_on(
+        self, connection: Connection, question: Question, exchange: Exchange, *, is_asked: bool = False
+    ) -> Connection:
         try:
-            if question.streams:
+            if is_asked:
+                pass
+            elif question.streams:
                 connection.ask(exchange, question.head)
                 exchange.upload(question, connection.write, self._answer_timeout)
             else:

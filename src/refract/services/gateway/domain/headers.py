@@ -1,10 +1,10 @@
 """Which headers may pass the door: what only we may say is dropped in any spelling, and hops keep their own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from refract.kernel.errors import Kind, RefractError
+from refract.kernel.errors import Invalid, Kind, RefractError
 from refract.services.gateway.domain.callers import NOBODY, Caller, without_session
 
 Header = tuple[bytes, bytes]
@@ -76,6 +76,13 @@ def forwarded_headers(
     sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes, caller: Caller = NOBODY
 ) -> list[Header]:
     """A request's headers as a service gets them: the client's own, and ours in place of any that pretended to be."""
+    correlated = (b"x-correlation-id", correlation_id.encode())
+    way = way_fields(client, scheme, host)
+    return [*own_fields(sent), *session_fields(caller), correlated, *way, *caller_fields(caller)]
+
+
+def own_fields(sent: Iterable[Header]) -> list[Header]:
+    """What a client sent of its own and may pass."""
     headers: list[Header] = []
     named: set[bytes] = set()
     for field in sent:
@@ -89,16 +96,37 @@ def forwarded_headers(
                 named |= _named_in(field[1])
     if named:
         headers = [field for field in headers if field[0].translate(_FOLDED) not in named]
-    ours = (
-        (b"authorization", b"Bearer " + caller.session.encode() if caller.session else b""),
-        (b"x-correlation-id", correlation_id.encode()),
+    return headers
+
+
+def session_fields(caller: Caller) -> list[Header]:
+    """The token of a browser's session, which services know as a bearer token."""
+    return [(b"authorization", b"Bearer " + caller.session.encode())] if caller.session else []
+
+
+def way_fields(client: str, scheme: str, host: bytes) -> list[Header]:
+    """How a request came to us."""
+    fields = (
         (b"x-forwarded-for", client.encode()),
         (b"x-forwarded-proto", scheme.encode()),
         (b"x-forwarded-host", host),
-        (b"x-user-id", _said(caller.user_id)),
-        (b"x-user-email", _said(caller.email)),
     )
-    return headers + [field for field in ours if field[1]]
+    return [field for field in fields if field[1]]
+
+
+def caller_fields(caller: Caller) -> list[Header]:
+    """Whom we let in."""
+    fields = ((b"x-user-id", _said(caller.user_id)), (b"x-user-email", _said(caller.email)))
+    return [field for field in fields if field[1]]
+
+
+def lines_of(fields: Sequence[Header]) -> bytes:
+    """Fields as they are sent. Whatever a value holds, it is one line: a second one would be a header, or a request, of
+    the client's choice. Raises Invalid."""
+    lines = b"".join([b"%b: %b\r\n" % field for field in fields])
+    if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
+        raise Invalid("malformed request")
+    return lines
 
 
 def answered_headers(received: Iterable[Header]) -> list[Header]:

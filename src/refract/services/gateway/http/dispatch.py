@@ -54,7 +54,7 @@ class Dispatch:
             try:
                 await self._serve(found, scope, asked, receive, send)
             except RefractError as error:
-                await _refuse(scope, asked, error, send)
+                await refuse_with(scope, asked, error, send)
 
     async def _serve(self, match: Match, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
         route, checks = match.route, self._checks
@@ -66,13 +66,13 @@ class Dispatch:
         try:
             caller = checks.callers.identify(route, scope["method"], asked)
             fields = await checks.counting.count(route, caller, scope["state"]["client_address"])
-            send = _adding(fields, send)
+            send = adding(fields, send)
             try:
                 receiving = await place.begun(receive) if asked.has_body else receive
                 if receiving is not None:
-                    await checks.guard.forward(route, _inner_scope(scope, match, asked, caller), receiving, send)
+                    await checks.guard.forward(route, inner_scope(scope, match, asked, caller), receiving, send)
             except RefractError as error:
-                await _refuse(scope, asked, error, send)  # here, because this was counted, too
+                await refuse_with(scope, asked, error, send)  # here, because this was counted, too
         finally:
             place.leave()
 
@@ -84,7 +84,8 @@ class Dispatch:
         return asked
 
 
-async def _refuse(scope: Scope, asked: Asked, error: RefractError, send: Send) -> None:
+async def refuse_with(scope: Scope, asked: Asked, error: RefractError, send: Send) -> None:
+    """Send what an error of ours has to say, and log what is odd about it."""
     where = {"method": scope["method"], "path": scope["path"]}
     if reason := oddity(error):
         logger.warning("token refused: %s", reason, extra=where)
@@ -93,7 +94,7 @@ async def _refuse(scope: Scope, asked: Asked, error: RefractError, send: Send) -
     await refuse(send, status_of(error), error.message, fields_of(error, asked))
 
 
-def _adding(fields: Sequence[Header], send: Send) -> Send:
+def adding(fields: Sequence[Header], send: Send) -> Send:
     """Send answers with these fields in addition."""
     if not fields:
         return send
@@ -106,7 +107,7 @@ def _adding(fields: Sequence[Header], send: Send) -> Send:
     return send_more
 
 
-def _inner_scope(scope: Scope, match: Match, asked: Asked, caller: Caller) -> Scope:
+def inner_scope(scope: Scope, match: Match, asked: Asked, caller: Caller) -> Scope:
     """The request as the service sees it: nothing of what our own layers noted in the scope goes along."""
     state = scope["state"]
     address = state["client_address"]

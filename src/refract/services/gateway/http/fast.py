@@ -1,38 +1,34 @@
 """Refusals in the parser's callback: a flood that gets nowhere must cost less than what gets through."""
 
 import asyncio
-import re
 import time
-from email.utils import formatdate
-from http import HTTPStatus
 
 from refract.kernel.errors import RefractError, Unauthenticated
 from refract.kernel.ids import new_correlation_id, new_event_ids
 from refract.runtime.client_address import ClientAddresses
-from refract.runtime.correlation import accept_correlation_id
 from refract.runtime.exchange import error_body
-from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
+from refract.runtime.fast_path import FastPath, Headers, HeldAnswer, PassedOn
 from refract.runtime.metrics import Metrics
 from refract.runtime.request_log import RequestLog
-from refract.services.gateway.api import WIRE_NAME, Match, Route
+from refract.services.gateway.api import WIRE_NAME, Route
 from refract.services.gateway.domain.callers import NOBODY, Asked, Caller
 from refract.services.gateway.http.dispatch import Checks
+from refract.services.gateway.http.guests import Guest, offered_correlation_id
+from refract.services.gateway.http.passing import Carrier
 from refract.services.gateway.http.refusing import Busy, fields_of, status_of
-from refract.services.gateway.http.rows import find_row
+from refract.services.gateway.http.rows import find_plain_row
+from refract.services.gateway.http.writing import LAST_FIELD, STATUS_LINES, Dates
 
 BUSY_PAUSE = 0.05
 """Seconds for which the answers are collected that say that there is no place."""
 
-# A path that is logged as it stands, and a query in which nothing can be wrong.
-_TARGET = re.compile(rb"(/[A-Za-z0-9._~/-]*)(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?%-]*)?\Z")
 _PROOFS = frozenset({b"authorization", b"cookie"})
 _DEMANDING = frozenset({"required", "administrator"})
 _READING = frozenset({b"GET", b"HEAD"})
-_LAST_FIELDS = b"\r\nx-content-type-options: nosniff\r\n\r\n"
+_LAST_FIELDS = LAST_FIELD + b"\r\n"
 _BUSY = Busy()
 _BUSY_STATUS = status_of(_BUSY)
 _BUSY_BODY = error_body(_BUSY.message)
-_METHODS = _READING | {b"POST", b"PUT", b"PATCH", b"DELETE"}
 
 
 class FastRefusals(FastPath):
@@ -55,6 +51,8 @@ class FastRefusals(FastPath):
         self._logs: dict[str, RequestLog] = {}
         self._heads = _Heads()
         self._later = _Later(self._heads)
+        self._carrier = Carrier(checks, self._log_of)
+        self._guest: Guest | None = None  # the last one
         if redirects is not None:
             # Whatever repeats itself is theirs, as if we were not here.
             self.remember = redirects.remember  # type: ignore[method-assign]
@@ -66,18 +64,18 @@ class FastRefusals(FastPath):
             answer = self._redirects(method, target, headers, peer)
             if answer is not None:
                 return answer
-        found = _row_of(method, target)
-        if found is None:
+        row = find_plain_row(method, target)
+        if row is None:
             return None
-        route, path = found
+        route, path = row.route, row.path
         if self._checks.places.are_spoken_for(route):
-            return self._later.hold(self._log_of(route), method, path, _offered_correlation_id(headers))
+            return self._later.hold(self._log_of(route), method, path, offered_correlation_id(headers))
         begun = time.monotonic()
         error = self._refusal(route, method, headers, peer)
         if error is None:
             self._checks.places.expect(route)
             return None
-        correlation_id = _offered_correlation_id(headers) or new_correlation_id().encode()
+        correlation_id = offered_correlation_id(headers) or new_correlation_id().encode()
         status = status_of(error)
         log = self._log_of(route)
         if log.is_on:
@@ -92,16 +90,37 @@ class FastRefusals(FastPath):
             )
         )
 
-    def remember(self, headers: Headers, peer: str) -> object | None:  # noqa: ARG002  # whoever it is
-        """Nothing but that the fields bring no id of their own: where there is no place, nobody looks at the rest."""
-        return None if any(name == b"x-correlation-id" for name, _ in headers) else True
+    def remember(self, headers: Headers, peer: str) -> object | None:
+        """Whose fields they are, if they bring no id of their own."""
+        guest = self._guest_of(headers, peer)
+        return None if guest.correlation_id else guest
 
     def answer_again(self, target: bytes, remembered: object) -> bytes | HeldAnswer | None:  # noqa: ARG002
         """Refuse a GET for which there is no place, before it is parsed."""
-        found = _row_of(b"GET", target)
-        if found is None or not self._checks.places.are_spoken_for(found[0]):
+        row = find_plain_row(b"GET", target)
+        if row is None or not self._checks.places.are_spoken_for(row.route):
             return None
-        return self._later.hold(self._log_of(found[0]), b"GET", found[1], b"")
+        return self._later.hold(self._log_of(row.route), b"GET", row.path, b"")
+
+    def pass_on(self, method: bytes, target: bytes, headers: Headers, peer: str) -> PassedOn | None:
+        """Ask the service for what was let through by `__call__`, where nothing is in the way."""
+        row = None if self._redirects is not None else find_plain_row(method, target)
+        if row is None:
+            return None
+        passing = self._carrier.take(method, target, row, self._guest_of(headers, peer))
+        if passing is not None:
+            self._checks.places.arrive(row.route)
+        return passing
+
+    def pass_on_again(self, target: bytes, remembered: object) -> PassedOn | None:
+        """The same for a GET from somebody who repeats himself, for which there is a place."""
+        row = find_plain_row(b"GET", target)
+        if row is None or not isinstance(remembered, Guest):
+            return None
+        passing = self._carrier.take(b"GET", target, row, remembered)
+        if passing is not None:
+            self._checks.places.take(row.route)
+        return passing
 
     def flush(self) -> None:
         """Count and log what was refused lately: at the end nobody else does."""
@@ -136,6 +155,12 @@ class FastRefusals(FastPath):
 
     def _address(self, headers: Headers, peer: str) -> str:
         return self._addresses.find(peer, [value for name, value in headers if name == b"x-forwarded-for"])
+
+    def _guest_of(self, headers: Headers, peer: str) -> Guest:
+        guest = self._guest
+        if guest is None or guest.headers is not headers:
+            guest = self._guest = Guest.of(headers, peer, self._addresses)
+        return guest
 
     def _log_of(self, route: Route) -> RequestLog:
         log = self._logs.get(route.path)
@@ -182,43 +207,17 @@ class _Later:
 
 
 class _Heads:
-    """The beginnings of answers; the date in them is made once a second."""
+    """The beginnings of answers."""
 
     def __init__(self) -> None:
-        self._second = 0
-        self._date = b""
+        self._dates = Dates()
 
     def of(self, status: int, error: RefractError) -> bytes:
         """All fields but the last ones, which differ from one answer to the next."""
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._date = formatdate(second, usegmt=True).encode()
-        head = b"HTTP/1.1 %d %b\r\ndate: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
-            status,
-            _PHRASES[status],
-            self._date,
-            len(error_body(error.message)),
-        )
-        return head + b"".join(b"%b: %b\r\n" % field for field in fields_of(error))
-
-
-def _row_of(method: bytes, target: bytes) -> tuple[Route, bytes] | None:
-    """The row of a request, and its path as it is logged; None where the application has to look more closely."""
-    plain = _TARGET.match(target)
-    if plain is None or method not in _METHODS:
-        return None
-    match = find_row(method.decode("ascii"), plain[1].decode("ascii"))
-    return (match.route, plain[1]) if isinstance(match, Match) else None
+        body = error_body(error.message)
+        content = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        fields = [b"%b: %b\r\n" % field for field in fields_of(error)]
+        return b"".join((STATUS_LINES[status], self._dates.line(), content, *fields))
 
 
 _STRANGER = Unauthenticated()
-_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
-
-
-def _offered_correlation_id(headers: Headers) -> bytes:
-    """The id that a request brings; empty where it brings none."""
-    for name, value in headers:
-        if name == b"x-correlation-id":
-            return accept_correlation_id(value.decode("latin-1")).encode()
-    return b""

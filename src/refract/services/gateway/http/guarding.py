@@ -1,7 +1,7 @@
 """The breakers at work: which request reaches its target, what its result was, and who is told of a change."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Literal
 
 from prometheus_client import Counter, Gauge
@@ -14,7 +14,7 @@ from refract.runtime.metrics import Metrics
 from refract.services.gateway.api import Route
 from refract.services.gateway.domain.breaker import Breaker, BreakerPolicy, CircuitOpen, State
 from refract.services.gateway.domain.headers import Header, UpstreamFailed
-from refract.services.gateway.ports import Services
+from refract.services.gateway.ports import Asker, Errand, Services
 
 logger = logging.getLogger("refract.gateway.breaker")
 _answers = logging.getLogger("refract.gateway")
@@ -113,9 +113,26 @@ class Guard:
 
     async def forward(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the row's target answer. Raises what `Services.forward` raises, and CircuitOpen."""
-        witness = _Witness(self._circuit(route), receive, send)
+        circuit = self.circuit(route)
+        witness = _Witness(circuit, 0 if circuit is None else circuit.enter(), receive, send)
+        answering = self._services.forward(route.target, scope, witness.receive, witness.send)
+        await self._watch(route, witness, scope, answering)
+
+    def send_out(self, route: Route, method: bytes, path: bytes, lines: bytes, asker: Asker) -> Errand | None:
+        """For the hot path: ask the row's target without waiting; whoever does has a ticket, and hands it in."""
+        return self._services.send_out(route.target, method, path, lines, asker)
+
+    async def finish(
+        self, route: Route, ticket: int, errand: Errand, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Go on with what was sent out under this ticket, which is handed in here. Raises what `forward` raises."""
+        witness = _Witness(self.circuit(route), ticket, receive, send)
+        answering = self._services.finish(errand, scope, witness.receive, witness.send)
+        await self._watch(route, witness, scope, answering)
+
+    async def _watch(self, route: Route, witness: "_Witness", scope: Scope, answering: Awaitable[None]) -> None:
         try:
-            await self._services.forward(route.target, scope, witness.receive, witness.send)
+            await answering
         except UpstreamFailed:
             witness.settle("failure")
             raise
@@ -130,15 +147,16 @@ class Guard:
 
     def refusal(self, route: Route) -> CircuitOpen | None:
         """For the hot path: the error that `forward` would raise now; None where a request may go the usual way."""
-        circuit = self._circuit(route)
+        circuit = self.circuit(route)
         return None if circuit is None else circuit.refusal()
 
     def is_closed(self, route: Route) -> bool:
         """For the hot path: whether there is nothing here that could refuse."""
-        circuit = self._circuit(route)
+        circuit = self.circuit(route)
         return circuit is None or circuit.state is State.CLOSED
 
-    def _circuit(self, route: Route) -> Circuit | None:
+    def circuit(self, route: Route) -> Circuit | None:
+        """The breaker that a row minds."""
         return self._breakers.of(route.target) if self._breakers is not None and route.breaker else None
 
 
@@ -147,9 +165,8 @@ class _Witness:
 
     __slots__ = ("_answered", "_circuit", "_client_left", "_receive", "_send", "_ticket", "_waits", "trouble")
 
-    def __init__(self, circuit: Circuit | None, receive: Receive, send: Send) -> None:
-        """Raises CircuitOpen."""
-        self._ticket = 0 if circuit is None else circuit.enter()
+    def __init__(self, circuit: Circuit | None, ticket: int, receive: Receive, send: Send) -> None:
+        self._ticket = ticket
         self._circuit = circuit
         # The slot of a probe is for whoever has said everything. Who withholds a body would keep everybody out.
         self._waits = circuit is not None and circuit.state is State.HALF_OPEN

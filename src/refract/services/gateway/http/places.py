@@ -39,6 +39,11 @@ class Places:
             asyncio.get_running_loop().call_soon(self._expected.clear)
         self._expected[route.target] = self._expected.get(route.target, 0) + 1
 
+    def arrive(self, route: Route) -> None:
+        """A request that was let through a moment ago begins at once."""
+        self._expected[route.target] -= 1
+        self.take(route)
+
     def take(self, route: Route) -> None:
         """A request begins. Whoever takes a place gives it back."""
         if not route.streams:

@@ -15,6 +15,7 @@ __all__ = [
     "EmailVerificationRequested",
     "Generation",
     "Mail",
+    "UserDeleted",
     "UserRevoked",
 ]
 
@@ -38,3 +39,9 @@ class UserRevoked(PlatformEvent, frozen=True, kw_only=True, tag="user.revoked"):
     until: Moment
     token_id: str = ""
     generation: Generation = 0
+
+
+class UserDeleted(PlatformEvent, frozen=True, kw_only=True, tag="user.deleted"):
+    """An account is no more. Whoever knows something of the user forgets it, and whatever of theirs comes later."""
+
+    user_id: str

@@ -1,4 +1,4 @@
-"""What whoever runs the instance does to accounts: make one, change its role, suspend it, look at the newest."""
+"""What whoever runs the instance does to accounts: make one, change its role, suspend it, end it, list the newest."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -9,6 +9,7 @@ from refract.runtime.ports import Database, Transaction
 from refract.runtime.statements import Statement
 from refract.runtime.tokens import Role
 from refract.services.identity.adapters.hashing import Hasher
+from refract.services.identity.commands.deleting import erase, hold_administrators
 from refract.services.identity.commands.revoking import revoke_all
 from refract.services.identity.domain.accounts import Status, User, checked_email, normalized_email
 from refract.services.identity.domain.passwords import check_password
@@ -53,6 +54,15 @@ class Administering:
             who, lambda user, now: user.with_status(status, now), ends_tokens=status == "suspended"
         )
 
+    async def delete(self, who: str) -> tuple[User, bool]:
+        """What is left of the account, and whether it was there; raises LastAdministrator."""
+        async with self._database.transaction() as tx:
+            administrators = await hold_administrators(tx)
+            before = await self._find(tx, who)
+            if before.status == "deleted":
+                return before, False
+            return await erase(tx, before, administrators, self._clock.now()), True
+
     async def newest(self, most: int) -> list[User]:
         """The accounts made last, the newest first."""
         return [user_of(row) for row in await self._database.fetch(NEWEST, most=most)]
@@ -63,6 +73,8 @@ class Administering:
         now = self._clock.now()
         async with self._database.transaction() as tx:
             before = await self._find(tx, who)
+            if before.status == "deleted":
+                raise NotFound("the account is deleted")
             after = change(before, now)
             if after is not before:
                 await self._users.save(tx, after)

@@ -15,7 +15,7 @@ from refract.services.identity.domain.accounts import checked_email
 from refract.services.identity.domain.one_time import LIFETIMES, InvalidToken, Purpose, ResetAsked, token_hash
 from refract.services.identity.domain.passwords import check_password
 from refract.services.identity.settings import Policy
-from refract.services.identity.store import Users, find_by_email
+from refract.services.identity.store import Users
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ class AskingForReset:
         """Ask for the mail if there is such an account; a wish so old that its link would be over is forgotten."""
         if asked.occurred_at + LIFETIMES[Purpose.RESET] <= self._clock.now():
             return
-        user = await find_by_email(tx, asked.email)
+        # Locked: whoever deletes the account meanwhile must not find that a mail leaves after all.
+        user = await Users().find_locked(tx, asked.email)
         if user is None or not user.is_active:
             return
         await self._mails.send(

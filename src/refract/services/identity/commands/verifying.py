@@ -7,13 +7,20 @@ from refract.services.identity.commands.mailing import Mails
 from refract.services.identity.domain.one_time import InvalidToken, Purpose, token_hash
 from refract.services.identity.store import Users
 
+FIND_VERIFICATION = Statement(
+    "find_verification",
+    "Finds whose address a token verifies now, or has.",
+    """
+    SELECT user_id FROM one_time_tokens
+    WHERE token_hash = :token_hash AND purpose = 'verify' AND expires_at > :now
+    """,
+)
 USE_VERIFICATION = Statement(
     "use_verification",
     "Marks a verification token as used, or finds that it was; one that is over or unknown is not found.",
     """
     UPDATE one_time_tokens SET used_at = coalesce(used_at, :now)
     WHERE token_hash = :token_hash AND purpose = 'verify' AND expires_at > :now
-    RETURNING user_id
     """,
 )
 
@@ -37,11 +44,14 @@ class Verifying:
         A second time is no error while the token lasts: it changes nothing, and whoever holds the token knows already
         what the answer says. People click twice, and some mail programs before them.
         """
-        now = self._clock.now()
+        key, now = token_hash(token), self._clock.now()
         async with self._database.transaction() as tx:
-            row = await tx.fetch_one(USE_VERIFICATION, token_hash=token_hash(token), now=now)
+            row = await tx.fetch_one(FIND_VERIFICATION, token_hash=key, now=now)
             if row is None:
                 raise InvalidToken
+            # The user first, as whoever deletes the account locks them; the token may be gone after that.
             user = await self._users.get(tx, row["user_id"])
+            if not await tx.execute(USE_VERIFICATION, token_hash=key, now=now):
+                raise InvalidToken
             if user.email_verified_at is None:
                 await self._users.save(tx, user.verified(now))

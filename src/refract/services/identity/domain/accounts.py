@@ -11,7 +11,7 @@ from typing import Literal, Self
 from refract.kernel.errors import Forbidden, Invalid, Kind, RefractError, Unauthenticated
 from refract.runtime.tokens import Role
 
-Status = Literal["active", "suspended"]
+Status = Literal["active", "suspended", "deleted"]
 
 LONGEST_EMAIL = 254
 LONGEST_LOCAL_PART = 64
@@ -82,6 +82,20 @@ class User:
     def with_status(self, status: Status, now: datetime) -> Self:
         """The user suspended, or active again. The caller ends the tokens of somebody who is suspended."""
         return self if self.status == status else replace(self, status=status, updated_at=now)
+
+    def deleted(self, now: datetime) -> Self:
+        """What is left of the user: an id that nobody else gets, and no way in. The address is free again."""
+        return replace(
+            self,
+            email=f"deleted_{self.id}",  # no address: it has no @
+            password_hash=None,
+            oidc_issuer=None,
+            oidc_subject=None,
+            role="user",
+            status="deleted",
+            email_verified_at=None,
+            updated_at=now,
+        )
 
 
 def normalized_email(text: str) -> str:

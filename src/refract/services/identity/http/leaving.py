@@ -1,22 +1,25 @@
-"""The routes by which tokens die before their time, and the list of the dead that the gateway reads."""
+"""The routes by which tokens and accounts end, and the list of dead tokens that the gateway reads."""
 
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Request, Response, delete, get, post
 from litestar.params import QueryParameter
 from msgspec import Struct
 
 from refract.runtime.describing import body, error
 from refract.runtime.web import takes_body
+from refract.services.identity.commands.confirming import WrongPassword
+from refract.services.identity.commands.deleting import Deleting, LastAdministrator
 from refract.services.identity.commands.leaving import Leaving
-from refract.services.identity.commands.passwords import ChangingPassword, WrongPassword
+from refract.services.identity.commands.passwords import ChangingPassword
 from refract.services.identity.http.accounts import BODY_BYTES, Caller, client_address
 from refract.services.identity.http.cookies import expired_cookie, is_secure
 from refract.services.identity.http.describing import TAGS, errors
 from refract.services.identity.queries.revocations import RevocationQueries
 
 CHANGE = {"current": "a long and quiet sentence", "new": "another one, as quiet"}
+FAREWELL = {"password": "a long and quiet sentence"}
 
 After = Annotated[str | None, QueryParameter(description="Where the last page ended: its `next_cursor`.")]
 
@@ -28,8 +31,14 @@ class PasswordBody(Struct, frozen=True, kw_only=True):
     new: str = ""
 
 
-def leaving_routes(leaving: Leaving, changing: ChangingPassword, base_url: str) -> list[Any]:
-    """POST /logout and POST /password; both want a token."""
+class FarewellBody(Struct, frozen=True, kw_only=True):
+    """The password, without which nobody ends an account; what is left out is empty."""
+
+    password: str = ""
+
+
+def leaving_routes(leaving: Leaving, changing: ChangingPassword, deleting: Deleting, base_url: str) -> list[Any]:
+    """POST /logout, POST /password and DELETE /me; all want a token."""
 
     def gone(request: Request[Any, Any, Any]) -> Response[None]:
         """Nothing to say, but to the browser: its cookie is over, whether the token came in one or not."""
@@ -64,7 +73,29 @@ def leaving_routes(leaving: Leaving, changing: ChangingPassword, base_url: str) 
         await changing.change(caller, data.current, data.new, client_address(request))
         return gone(request)
 
-    return [logout, change_password]
+    @delete(
+        "/me",
+        status_code=204,
+        summary="Delete the account",
+        description=(
+            "For good: every token is dead within a second, links stop, notifications and preferences are gone, and "
+            "the address is free again. Counts stay, and are nobody's. After 10 wrong passwords, it is 429."
+        ),
+        tags=TAGS,
+        responses=errors(400, 401, 409, 429)
+        | {
+            403: error("It is not the password.", WrongPassword.message),
+            409: error("Nobody would be left who may do everything.", LastAdministrator.message),
+        },
+        **takes_body(BODY_BYTES),
+    )
+    async def delete_account(
+        request: Request[Any, Any, Any], caller: Caller, data: Annotated[FarewellBody, body(FAREWELL)]
+    ) -> Response[None]:
+        await deleting.delete(caller, data.password, client_address(request))
+        return gone(request)
+
+    return [logout, change_password, delete_account]
 
 
 def revocation_routes(queries: RevocationQueries) -> list[Any]:

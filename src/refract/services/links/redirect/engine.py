@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Self
 
 from msgspec import Struct
@@ -25,6 +24,7 @@ from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.lookup import LONGEST_CODE, Found, Lookup
 from refract.services.links.redirect.memory import FRESH_SECONDS, Memory
 from refract.services.links.redirect.records import LinkRecord
+from refract.services.links.redirect.renewing import Renewals
 from refract.services.links.redirect.visitors import Visitor, Visitors
 from refract.services.links.redirect.visits import ClientWords, Moment, is_prefetch, link_part, query_part
 from refract.services.links.settings import Durability
@@ -99,7 +99,7 @@ class Redirects:
         self.visitors = visitors
         self.clock = clock
         self.waits = durability == "commit"
-        self._renewing: set[bytes] = set()
+        self._renewals = Renewals(lookup, memory, self._renewed)
         self._words = ClientWords()
         self.moment = Moment(clock.milliseconds)
 
@@ -146,12 +146,9 @@ class Redirects:
 
     def renew(self, code: bytes, link: Prepared) -> None:
         """Ask for a link again that is in use and will soon be too old; until the answer comes it is used as it is."""
-        if code not in self._renewing:
-            self._renewing.add(code)
-            self.lookup.soon(code.decode("ascii"), partial(self._renewed, code, link, self.memory.ticket))
+        self._renewals.soon(code, link)
 
     def _renewed(self, code: bytes, link: Prepared, ticket: int, found: Found) -> None:
-        self._renewing.discard(code)
         if isinstance(found, Unavailable):
             return  # whoever comes when its time is over will be told
         if found is not None and found.order == link.order and found.expires_at is None and found.status == _ACTIVE:

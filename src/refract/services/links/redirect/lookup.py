@@ -12,7 +12,13 @@ from refract.kernel.errors import Unavailable
 from refract.runtime.caching import TOMBSTONE_SECONDS, CacheEntry
 from refract.runtime.ports import Cache, Database
 from refract.runtime.statements import Statement
-from refract.services.links.redirect.records import KEY_PREFIX, LinkRecord, decode_copy, encode_copy
+from refract.services.links.redirect.records import (
+    KEY_PREFIX,
+    LinkRecord,
+    decode_copy,
+    encode_copy,
+    is_same_copy,
+)
 
 Found = LinkRecord | Unavailable | None
 Done = Callable[[Found], None]
@@ -20,6 +26,10 @@ Done = Callable[[Found], None]
 CODES_AT_ONCE = 500
 FLIGHTS = 4
 """How many questions are under way at most; what is asked meanwhile gathers for the next."""
+
+LATE_SECONDS = 0.005
+"""While one is under way, another leaves when as many have gathered as wait for the first, or when that takes so long:
+a question costs much the same for one code as for fifty."""
 
 LONGEST_CODE = 64
 MOST_WAITING = 20_000
@@ -81,7 +91,9 @@ class Lookup:
         self._least: OrderedDict[str, int] = OrderedDict()
         self._gathered: list[_Question] = []
         self._called = False
-        self._flights: set[asyncio.Task[None]] = set()
+        self._flights: dict[asyncio.Task[None], int] = {}
+        self._under_way = 0
+        self._impatience: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
         self._unfilled: list[tuple[LinkRecord, float]] = []
         self._filling: asyncio.Task[None] | None = None
@@ -113,6 +125,16 @@ class Lookup:
             raise Unavailable(found.dependency, found.reason)  # one of its own for everyone who waited
         return found
 
+    async def unchanged(self, links: Sequence[tuple[str, int, int]]) -> list[bool]:
+        """Which of these codes, with a status and an order number, L2 knows as active links of that very version."""
+        if not self._cache.keeps:
+            return [False] * len(links)
+        copies = await self._cache.get_many([KEY_PREFIX + code for code, _, _ in links])
+        return [
+            copy is not None and order >= self._least.get(code, 0) and is_same_copy(copy, code, status, order)
+            for copy, (code, status, order) in zip(copies, links, strict=True)
+        ]
+
     def hear(self, keys: Sequence[str]) -> None:
         """These were dropped: what is on its way may be older, and is not for those who ask from now on."""
         for key in keys:
@@ -143,14 +165,34 @@ class Lookup:
 
     def _depart(self) -> None:
         self._called = False
-        while self._gathered and len(self._flights) < FLIGHTS:
-            questions, self._gathered = self._gathered[:CODES_AT_ONCE], self._gathered[CODES_AT_ONCE:]
-            flight = asyncio.get_running_loop().create_task(self._fly(questions), name="lookup")
-            self._flights.add(flight)
-            flight.add_done_callback(self._land)
+        while self._gathered and self._may_depart():
+            self._take_off()
+        if self._gathered and self._impatience is None:
+            self._impatience = asyncio.get_running_loop().call_later(LATE_SECONDS, self._depart_late)
+
+    def _may_depart(self) -> bool:
+        if len(self._gathered) < min(self._under_way, CODES_AT_ONCE):
+            return False
+        return len(self._flights) < FLIGHTS
+
+    def _depart_late(self) -> None:
+        self._impatience = None
+        if self._gathered and len(self._flights) < FLIGHTS:
+            self._take_off()
+        self._depart()
+
+    def _take_off(self) -> None:
+        questions, self._gathered = self._gathered[:CODES_AT_ONCE], self._gathered[CODES_AT_ONCE:]
+        flight = asyncio.get_running_loop().create_task(self._fly(questions), name="lookup")
+        self._flights[flight] = len(questions)
+        self._under_way += len(questions)
+        flight.add_done_callback(self._land)
 
     def _land(self, flight: "asyncio.Task[None]") -> None:
-        self._flights.discard(flight)
+        self._under_way -= self._flights.pop(flight)
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
         self._depart()
 
     async def _fly(self, questions: list[_Question]) -> None:

@@ -11,6 +11,7 @@ from refract.services.identity.api import EmailPasswordResetRequested, EmailVeri
 from refract.services.notifications.domain.letters import check_address, letter_of_mail
 from refract.services.notifications.domain.sending import Refused
 from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
+from refract.services.notifications.store.notifications import hold_recipients
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Mailing:
     async def __call__(self, tx: Transaction, events: Sequence[Event]) -> None:
         """Put the mails of events on their way; PoisonMessage for one that can be nobody's mail."""
         asked = [event for event in events if isinstance(event, MailAsked)]
+        forgotten = await hold_recipients(tx, {event.user_id for event in asked}, self._clock.now())
+        asked = [event for event in asked if event.user_id not in forgotten]
         deliveries = [_delivery(event) for event in asked]
         if self._has_server:
             await add_deliveries(tx, deliveries, self._clock.now())

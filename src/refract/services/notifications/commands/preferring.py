@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Invalid
+from refract.kernel.errors import Invalid, Unauthenticated
 from refract.kernel.ids import new_event_id
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.statements import Statement
 from refract.services.notifications.domain.digests import next_digest
 from refract.services.notifications.domain.preferences import LINK_EVENTS, Digest, Preferences
 from refract.services.notifications.domain.webhooks import check_webhook_url, new_secret
+from refract.services.notifications.store.notifications import hold_recipients
 from refract.services.notifications.store.wishes import Webhook, webhooks_of
 
 MOST_WEBHOOKS = 10
@@ -105,7 +106,7 @@ class Preferring:
         self._allow_private = allow_private
 
     async def change(self, user_id: str, wish: Wish) -> Outcome:
-        """Change what is named and leave the rest; raises Invalid that says what is wrong, and then nothing changes."""
+        """Change what is named and leave the rest; raises Invalid, and then nothing changes."""
         wanted = None if wish.webhooks is None else self._checked(wish.webhooks)
         now = self._clock.now()
         async with self._database.transaction() as tx:
@@ -118,6 +119,9 @@ class Preferring:
                 changes = _matched(webhooks, wanted, now)
                 secrets = await _save_webhooks(tx, user_id, webhooks, changes, now)
                 webhooks = changes
+            # Here, between webhooks and digests, as others lock them: those who tell, and whoever forgets the user.
+            if await hold_recipients(tx, [user_id], now):
+                raise Unauthenticated  # the account was deleted while this was on its way
             if after.digest is not before.digest:
                 # The last: whoever disables a webhook, and tells its owner, locks it before the digest too.
                 await _change_digest(tx, user_id, after.digest, now)

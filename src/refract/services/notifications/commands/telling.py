@@ -45,6 +45,7 @@ class Telling:
         ordered = sorted(notices, key=lambda notice: notice.occurred_at)
         await meet_recipients(tx, _meetings(ordered, now).values(), now)
         wishes = await find_wishes(tx, {notice.user_id for notice in ordered})
+        ordered = [notice for notice in ordered if not wishes[notice.user_id].forgotten]
         kept = [self._kept(notice, wishes[notice.user_id]) for notice in ordered]
         await add_notifications(tx, kept, now)
         deliveries = self._mails(kept, wishes)

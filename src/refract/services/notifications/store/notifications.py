@@ -28,17 +28,28 @@ APART = timedelta(hours=1)
 
 # An address of a time that has not come is one of a clock that was set back since: any other is better.
 _WORSE = "(recipients.email = '' OR recipients.email_at <= excluded.email_at OR recipients.email_at > :never)"
-_BETTER = f"excluded.email <> '' AND {_WORSE}"
+# Of a user who left, nothing is kept any more.
+_BETTER = f"recipients.forgotten_at IS NULL AND excluded.email <> '' AND {_WORSE}"
 MEET_RECIPIENT = Statement(
     "meet_recipient",
     "Counts what a user has not read, and keeps the address of the newest event that has one.",
     f"""
     INSERT INTO recipients (user_id, email, email_at, unread) VALUES (:user_id, :email, :email_at, :unread)
     ON CONFLICT (user_id) DO UPDATE SET
-        unread = recipients.unread + excluded.unread,
+        unread = CASE WHEN recipients.forgotten_at IS NULL THEN recipients.unread + excluded.unread ELSE 0 END,
         email = CASE WHEN {_BETTER} THEN excluded.email ELSE recipients.email END,
         email_at = CASE WHEN {_BETTER} THEN excluded.email_at ELSE recipients.email_at END
     """,  # noqa: S608  # names, not values
+)
+
+FORGOTTEN = Statement(
+    "forgotten_recipients",
+    "Finds those of some users who left.",
+    "SELECT user_id FROM recipients WHERE user_id = ANY(:user_ids) AND forgotten_at IS NOT NULL",
+    sqlite="""
+    SELECT user_id FROM recipients
+    WHERE user_id IN (SELECT value FROM json_each(:user_ids)) AND forgotten_at IS NOT NULL
+    """,
 )
 
 COUNT_READ = Statement(
@@ -86,6 +97,12 @@ async def meet_recipients(tx: Transaction, meetings: Collection[Meeting], now: d
             for meeting in ordered
         ],
     )
+
+
+async def hold_recipients(tx: Transaction, user_ids: Collection[str], now: datetime) -> set[str]:
+    """Those of some users who left. The others stay until the transaction ends: whoever forgets them waits for it."""
+    await meet_recipients(tx, [Meeting(user_id, "", now, 0) for user_id in set(user_ids)], now)
+    return {row["user_id"] for row in await tx.fetch(FORGOTTEN, user_ids=sorted(user_ids))}
 
 
 async def add_notifications(tx: Transaction, kept: Sequence[Kept], now: datetime) -> None:

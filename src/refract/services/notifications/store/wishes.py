@@ -10,7 +10,7 @@ from refract.runtime.statements import Statement
 from refract.services.notifications.domain.preferences import Preferences
 
 _WISHES = """
-    SELECT recipients.user_id, recipients.email, preferences.document
+    SELECT recipients.user_id, recipients.email, recipients.forgotten_at, preferences.document
     FROM recipients LEFT JOIN preferences ON preferences.user_id = recipients.user_id
 """
 FIND_WISHES = Statement(
@@ -69,6 +69,8 @@ class Wishes:
     email: str
     preferences: Preferences
     gathers: bool
+    forgotten: bool = False
+    """Their account is deleted: they are not told anything."""
     webhooks: list[Webhook] = field(default_factory=list)
 
 
@@ -78,7 +80,10 @@ async def find_wishes(tx: Transaction, user_ids: Collection[str]) -> dict[str, W
     gathering = {row["user_id"] for row in await tx.fetch(HOLD_DIGESTS, user_ids=ordered)}
     wishes = {
         row["user_id"]: Wishes(
-            row["email"], Preferences.of_document(row["document"]), gathers=row["user_id"] in gathering
+            row["email"],
+            Preferences.of_document(row["document"]),
+            gathers=row["user_id"] in gathering,
+            forgotten=row["forgotten_at"] is not None,
         )
         for row in await tx.fetch(FIND_WISHES, user_ids=ordered)
     }

@@ -1,0 +1,1 @@
+"""What sms does: one use case each."""

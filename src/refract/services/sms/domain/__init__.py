@@ -1,0 +1,1 @@
+"""What sending is about: limits, decisions, attempts. Pure."""

@@ -1,0 +1,1 @@
+"""The routes of sms: parse, call, render."""

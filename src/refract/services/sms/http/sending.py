@@ -1,0 +1,57 @@
+"""The route that sends."""
+
+from typing import Any
+
+import msgspec
+from litestar import MediaType, Request, post
+
+from refract.kernel.errors import Invalid
+from refract.runtime.web import takes_body
+from refract.services.sms.commands.sending import Sending
+from refract.services.sms.domain.sends import SendKey, SendRequest
+from refract.services.sms.http.bodies import LARGEST_BODY, body_of, decoded, legible
+from refract.services.sms.http.describing import TAGS, SendOperation, errors, text
+from refract.services.sms.http.texts import INVALID, SENT, PlainText, plain_error
+
+_DECODER = msgspec.json.Decoder(SendRequest)
+
+
+def sending_routes(sending: Sending) -> list[Any]:
+    """POST /api/send."""
+
+    @post(
+        "/api/send",
+        status_code=200,
+        media_type=MediaType.TEXT,
+        summary="Send a message",
+        description="Within the user's limit. The message is safe in the topic `sms-outbound` when this is answered.",
+        tags=TAGS,
+        operation_class=SendOperation,
+        responses={200: text("It will be sent.", SENT), **errors(400, 404, 422, 429)},
+        **takes_body(LARGEST_BODY),
+    )
+    async def send(request: Request[Any, Any, Any]) -> PlainText:
+        body = b""
+        try:
+            body = await body_of(request)
+            message = decoded(_DECODER, body).checked()
+            given = _key_in(request)
+            key = None if given is None else SendKey.of(message, given)
+        except Invalid as error:
+            sending.refuse(*legible(body), INVALID)
+            return plain_error(request, error)
+        try:
+            await sending.send(message, key)
+        except Exception as error:  # noqa: BLE001  # every answer is a text of ours
+            return plain_error(request, error)
+        return PlainText(SENT)
+
+    return [send]
+
+
+def _key_in(request: Request[Any, Any, Any]) -> str | None:
+    """The key, straight from the header fields: a mapping of all of them takes longer to make than all else here."""
+    for name, value in request.scope["headers"]:
+        if name == b"idempotency-key":
+            return value.decode("latin-1")
+    return None

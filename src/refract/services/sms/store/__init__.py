@@ -1,0 +1,1 @@
+"""Rows of sms to records and back."""

@@ -1,0 +1,108 @@
+"""Links with many clicks: what is over is put together once, and every answer stays what a recount gives."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from refract.runtime.ports import Row
+from refract.runtime.statements import Statement
+from refract.services.analytics.domain.clicks import Click
+from refract.services.analytics.queries import merging
+from refract.services.analytics.queries.merging import Merging
+from refract.services.analytics.queries.owners import OwnerQueries
+from refract.services.analytics.queries.ranges import RangeRequest
+from refract.services.analytics.queries.reading import Reader
+from tests.support.clocks import START
+from tests.support.periods import PeriodsWorld, a_click, periods
+
+__all__ = ["periods"]
+
+ZONES = ("UTC", "Asia/Kolkata", "America/New_York")
+
+
+class Watched(Reader):
+    """A reader that notes how many rows with details it is given."""
+
+    details = 0
+
+    async def _rows(self, link: Any, wanted: Any, columns: tuple[str, ...]) -> list[Row]:
+        rows = await super()._rows(link, wanted, columns)
+        self.details += len(rows) if columns != ("clicks", "bot_clicks", "parts") else 0
+        return rows
+
+    async def _edges(self, link: Any, edges: Any, statement: Statement) -> list[tuple[int, Row]]:
+        rows = await super()._edges(link, edges, statement)
+        self.details += len(rows)
+        return rows
+
+
+@pytest.fixture(autouse=True)
+def remember_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every link had many clicks."""
+    monkeypatch.setattr(merging, "WORTH_REMEMBERING", 1)
+
+
+def made(chance: random.Random, moment: datetime) -> Click:
+    country = chance.choice(("", "DE", "FR"))
+    return a_click(moment, visitor=chance.randrange(30), bot=chance.random() < 0.3, country=country)
+
+
+async def check(queries: OwnerQueries, counted: Sequence[Click], now: datetime, *, bots: bool) -> None:
+    """Compare visitors and countries of some ranges with the clicks themselves."""
+    for zone in ZONES:
+        for days in (1, 9, 40):
+            request = RangeRequest.read(now, start=(now - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ"), tz=zone)
+            seen = await queries.visitors("owner", "abc", request, bots=bots)
+            inside = [one for one in counted if seen.from_ <= one.occurred_at < seen.to and (bots or not one.bot)]
+            assert seen.visitors == len({one.visitor for one in inside})
+            assert max((point.visitors for point in seen.points), default=0) <= seen.visitors
+            assert sum(point.visitors for point in seen.points) >= seen.visitors
+            shown = await queries.breakdown("owner", "abc", request, "country", limit=9, bots=bots)
+            inside = [one for one in counted if shown.from_ <= one.occurred_at < shown.to and (bots or not one.bot)]
+            countries = Counter(one.country for one in inside if one.country)
+            assert {one.value: one.clicks for one in shown.values} == countries
+            assert shown.clicks == len(inside)
+
+
+async def test_answers_stay_right_while_clicks_come_late_and_periods_are_folded(periods: PeriodsWorld) -> None:
+    chance = random.Random(8)
+    reader = Watched(periods.database)
+    queries = OwnerQueries(reader, Merging(reader))
+    for _ in range(6):
+        moments = [START - timedelta(seconds=chance.randrange(50 * 86_400)) for _ in range(15)]
+        moments += [START - timedelta(seconds=chance.randrange(7_200)) for _ in range(5)]
+        await periods.count(*[made(chance, moment) for moment in moments])
+        for bots in (False, True):
+            await check(queries, periods.counted, periods.clock.now(), bots=bots)
+        if chance.random() < 0.7:
+            await periods.house().keep_house()
+        await check(queries, periods.counted, periods.clock.now(), bots=False)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+async def test_the_second_look_reads_no_more_than_the_last_hour(periods: PeriodsWorld, zone: str) -> None:
+    chance = random.Random(9)
+    moments = [START - timedelta(minutes=11 * number) for number in range(1_000)]
+    await periods.count(*[made(chance, moment) for moment in moments])
+    await periods.house().keep_house()
+    reader = Watched(periods.database)
+    queries = OwnerQueries(reader, Merging(reader))
+    request = RangeRequest.read(START, start="2026-02-20", tz=zone)
+    for _ in range(2):
+        reader.details = 0
+        await queries.visitors("owner", "abc", request, bots=False)
+        await queries.breakdown("owner", "abc", request, "country", limit=9, bots=False)
+    assert reader.details == 2, "the row of this hour, for each of the two"
+
+
+async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "WORTH_REMEMBERING", 100)
+    await periods.count(*[a_click(START - timedelta(hours=number)) for number in range(9)])
+    reader = Watched(periods.database)
+    monkeypatch.setattr(reader, "versions", None)
+    request = RangeRequest.read(START, start="2026-02-20")
+    assert (await OwnerQueries(reader).visitors("owner", "abc", request, bots=False)).visitors == 1
