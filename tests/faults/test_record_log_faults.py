@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -42,7 +44,7 @@ async def broker() -> AsyncIterator[Kafka]:
 
 async def victim(way: str, logs: Logs, topic: Topic) -> Process:
     command = [sys.executable, "-m", "tests.support.record_victims", way, logs.address(), topic.name]
-    return await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdout=PIPE)
+    return await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE)
 
 
 async def killed_after(process: Process, count: int) -> list[int]:
@@ -177,6 +179,28 @@ async def test_a_log_whose_broker_is_away_from_the_start_begins_and_finds_it(
     await log.publish(*records(TOPIC, 1))
     await asyncio.wait_for(reading, 30)
     assert 1 in found
+    await log.close()
+
+
+async def test_a_process_ends_in_time_though_its_broker_hangs(broker: Kafka) -> None:
+    logs = KafkaLogs(broker.address)
+    log = await logs.open()
+    await log.declare(TOPIC)
+    await log.publish(*records(TOPIC, 1))
+    process = await victim("leave", logs, TOPIC)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"1\n"
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        process.stdin.write(b"go on\n")
+        async with asyncio.timeout(10):
+            assert await process.wait() == 0
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     await log.close()
 
 

@@ -60,7 +60,7 @@ def test_every_service_answers_with_its_name(stack: tuple[Stack, Path], name: st
 def test_every_service_is_ready(stack: tuple[Stack, Path], name: str) -> None:
     started = Running(stack[0].processes[name], stack[0].address(name), stack[1])
     status, body = started.get("/ready")
-    expected = {"bus" if need == "bus" else need for need in SERVICES[name].needs}
+    expected = {"records" if need == "kafka" else need for need in SERVICES[name].needs}
     assert status == 200, body
     assert msgspec.json.decode(body)["checks"] == dict.fromkeys(expected, "ok")
 

@@ -14,6 +14,7 @@ import pytest
 from refract.kernel.clock import SystemClock
 from refract.runtime.statements import Statement
 from refract.services.analytics.commands.following import follow_links
+from refract.services.gateway.api import ROUTES
 from refract.services.identity.commands.mailing import KEEP_TOKEN
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose, token_hash
 from refract.services.links.api import UrlCreated
@@ -271,6 +272,7 @@ async def test_every_operation_has_a_trial_and_wants_a_token_unless_it_is_meant_
     assert {(one.service, one.method.replace("HEAD", "GET"), one.path) for one in found} == tried
     assert {(one.service, one.method, one.path) for one in found if not one.wants_token} == PUBLIC
     assert {one.service for one in found} == set(WITH_OPERATIONS), "a service that serves something has to be tried"
+    assert {row.token for row in ROUTES if row.target == "sms"} == {"administrator"}, "it is not tried here"
     for one in found:
         assert one.route is not None, f"{one} has no row in the public table"
         assert (one.route.token in {"required", "administrator"}) == one.wants_token, one

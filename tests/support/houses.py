@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from refract.apps.builders import NAMES, Extras, build
+from refract.apps.builders import Extras, build
 from refract.apps.own_settings import Defaults, read_settings
 from refract.kernel.clock import SystemClock
 from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
@@ -48,7 +48,8 @@ from tests.support.stack import drop_databases
 GATEWAY = "gateway"
 BASE_URL = "http://sho.rt"
 WITH_OPERATIONS = ("links", "analytics", "identity", "notifications")
-"""The services that serve something, and so the ones that distributed mode is tried with: a database takes its time."""
+"""The services that serve users, and so the ones that a house has. What sms serves is for administrators alone, and has
+no owner (decision 17)."""
 
 _TABLES = {
     "embedded": "SELECT name FROM sqlite_master WHERE type = 'table'",
@@ -150,7 +151,7 @@ async def embedded_house(folder: Path) -> AsyncIterator[House]:
         stack.push_async_callback(buses.close)
         house = House("embedded", secrets.token_urlsafe(48))
         engines = _Engines(await buses.open(), EmbeddedCache(), EmbeddedRateLimiter())
-        locations = {name: folder / f"{name}.db" for name in NAMES}
+        locations = {name: folder / f"{name}.db" for name in WITH_OPERATIONS}
         applications = await _open_services(house, engines, locations, folder, stack)
         await _open_gateway(house, InProcess(applications), stack)
         yield house

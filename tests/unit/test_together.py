@@ -105,7 +105,7 @@ async def test_a_line_has_an_end_and_whoever_comes_behind_it_is_told_at_once(mon
     tasks += [asyncio.create_task(line.add(number)) for number in range(1, 4)]
     await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match="3 wait already"):
-        await line.add(4)
+        await asyncio.wait_for(line.add(4), 5)
     gate.set()
     assert await asyncio.gather(*tasks) == [0, 1, 2, 3]
     assert await line.add(5) == 5

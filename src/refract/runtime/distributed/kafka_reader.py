@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -39,6 +41,39 @@ _NOT_OURS = frozenset(
 logger = logging.getLogger(__name__)
 
 
+class _Worker:
+    """A thread that does one job after the other.
+
+    Not an executor, for whose threads the end of the process waits: a broker that hangs in the middle of a commit would
+    keep us for a minute or more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def do(self, job: Callable[[], T]) -> "asyncio.Future[T]":
+        """The outcome of a job; one that is given up before it has begun is not begun."""
+        outcome: Future[T] = Future()
+        self._jobs.put((outcome, job))
+        return asyncio.wrap_future(outcome)
+
+    def end(self) -> None:
+        """Nothing comes after what is waiting."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            outcome, job = work
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    result = job()
+                except BaseException as error:  # noqa: BLE001  # whoever waits is told
+                    outcome.set_exception(error)
+                else:
+                    outcome.set_result(result)
+
+
 class KafkaReader:
     """One member of a group. Everything that touches the consumer happens in its one thread."""
 
@@ -49,7 +84,7 @@ class KafkaReader:
         self._kept: list[ReceivedRecord] = []
         """Fetched for a caller who has not taken them yet: one who was cancelled never will, and the next one does."""
         self._closing = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka {topic.name}")
+        self._worker = _Worker(f"kafka {topic.name}")
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
@@ -84,16 +119,16 @@ class KafkaReader:
     async def close(self) -> None:
         """Leave the group, so that the others need not wait for the end of our session."""
         self._closing = True
-        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._leave)
+        closing = self._worker.do(self._leave)
+        self._worker.end()
         done, _ = await asyncio.wait([closing], timeout=SECONDS_TO_CLOSE)
         if not done:
             logger.warning("a reader did not leave its group in time", extra={"topic": self._topic})
-        self._thread.shutdown(wait=False)
 
     async def _in_thread(self, job: Callable[[], T]) -> T:
         if self._closing:
             raise Unavailable("kafka", "the reader is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        return await self._worker.do(job)
 
     def _fetch(self) -> list[ReceivedRecord]:
         """What is there by now, or soon; what was fetched for a caller who left comes first."""
