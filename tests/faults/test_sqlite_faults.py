@@ -214,9 +214,7 @@ async def test_a_log_that_was_moved_begins_anew(sqlite_file: Path, monkeypatch: 
     monkeypatch.setattr(sqlite_log, "LOOK_SECONDS", 0)
     database = await EmbeddedDatabase.open(sqlite_file)
     log = sqlite_file.with_name("test.db-wal")
-    for _ in range(
-        10
-    ):  # the thread that moves it may be late; a log that goes on is as long as ever
+    for _ in range(10):  # the thread that moves it may be late; a log that goes on is as long as ever
         await write_often(database, 300)
         if size_of(log) < size_of(sqlite_file) / 3:
             break

@@ -2,14 +2,16 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
 
 from refract.services.sms.commands import configuring, sending
 from refract.services.sms.domain.sends import LONGEST_MESSAGE
-from refract.services.sms.store.limits import keep_counts, lock_limits
 from tests.support.sms import (
     DATABASE_AWAY,
     INVALID,
@@ -222,13 +224,20 @@ async def test_a_database_that_hangs_is_said_in_the_words_of_the_document(
     monkeypatch.setattr(configuring, "PATIENCE", 0.2)
     user_id = await gateway.user(limit=100)
     config = msgspec.json.encode({"userId": user_id, "rateLimit": 1, "timeWindow": 1})
-    async with gateway.database.transaction() as tx:
-        await lock_limits(tx, [user_id], gateway.clock.now())
-        await keep_counts(tx, {user_id: await gateway.limit(user_id)})
-        sends = [asyncio.create_task(gateway.said(user_id, str(number))) for number in range(5)]
-        answer = await gateway.post("/api/config", config)
-        assert (answer.status, answer.text) == DATABASE_AWAY
-        assert await asyncio.gather(*sends) == [DATABASE_AWAY] * 5
+    real, answering = gateway.database.transaction, asyncio.Event()
+
+    @asynccontextmanager
+    async def hanging() -> AsyncIterator[Any]:
+        await answering.wait()
+        async with real() as tx:
+            yield tx
+
+    gateway.database.transaction = hanging  # type: ignore[method-assign]
+    sends = [asyncio.create_task(gateway.said(user_id, str(number))) for number in range(5)]
+    answer = await gateway.post("/api/config", config)
+    assert (answer.status, answer.text) == DATABASE_AWAY
+    assert await asyncio.gather(*sends) == [DATABASE_AWAY] * 5
+    answering.set()
     monkeypatch.undo()
     assert await gateway.said(user_id, "at last") == SENT
     assert f"{user_id}: at last" in gateway.messages(user_id)
