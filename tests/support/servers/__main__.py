@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from tests.support.servers import kept
 from tests.support.servers.packages import MissingSoftware
-from tests.support.servers.places import temporary_files_in_memory
 from tests.support.servers.selection import SERVERS, environment, in_use, started
 from tests.support.servers.server import ServerError
 
@@ -20,7 +19,7 @@ SENT_BY_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent it to the command as
 
 def run(command: Sequence[str]) -> int:
     """Run the command with servers; afterwards name them and pass on its status."""
-    with temporary_files_in_memory(), in_use() as used:
+    with in_use() as used:
         status = _supervise(command, {**os.environ, **environment(used)})
     for one in used:
         print(one)
