@@ -21,10 +21,10 @@ from tests.support.clicks import LIMIT, Writing, click, numbers
 from tests.support.databases import open_database
 from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import PostgreSQL
-from tests.support.spools import directory, restless, sqlite
+from tests.support.spools import directory, impatient, restless, sqlite
 from tests.support.waiting import eventually
 
-__all__ = ["directory", "restless", "sqlite"]
+__all__ = ["directory", "impatient", "restless", "sqlite"]
 
 ROOT = Path(__file__).parents[2]
 AWAY = Unavailable("database", "it is to be away")
@@ -94,6 +94,7 @@ async def test_a_killed_postgresql_costs_no_click(directory: Path) -> None:
         await database.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_silent_postgresql_costs_no_click(
     fresh_database: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ async def test_a_silent_postgresql_costs_no_click(
         await database.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_locked_sqlite_file_costs_no_click(sqlite: Database, tmp_path: Path, directory: Path) -> None:
     holder = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
     writing = Writing(sqlite, directory)

@@ -14,7 +14,10 @@ from refract.services.links.redirect import bundles, clicks
 from refract.services.links.redirect.bundles import ROW_BYTES, ROW_CLICKS
 from tests.support.clicks import OUTBOX, Writing, click, numbers, numbers_in
 from tests.support.clocks import ManualClock
+from tests.support.spools import impatient, restless
 from tests.support.waiting import eventually
+
+__all__ = ["impatient", "restless"]
 
 AWAY = Unavailable("database", "it is to be away")
 
@@ -23,13 +26,6 @@ AWAY = Unavailable("database", "it is to be away")
 def writing(database: Database, tmp_path: Path) -> Writing:
     """A writer that does not run yet."""
     return Writing(database, tmp_path / "spool")
-
-
-@pytest.fixture
-def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done again and again is done more often, and nobody waits long."""
-    monkeypatch.setattr(clicks, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 0.3)
 
 
 # The group commit
@@ -147,7 +143,6 @@ async def test_what_waits_in_memory_is_bounded(
     writing: Writing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(clicks, "LATER_LIMIT", 10)
-    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 60)
     writing.guarded.open.clear()
     async with writing.running():
         writing.writer.record_later(click(0))
@@ -199,7 +194,7 @@ async def test_while_the_database_is_away_no_click_waits_for_it(
         assert writing.guarded.waiting == 0
 
 
-@pytest.mark.usefixtures("restless")
+@pytest.mark.usefixtures("impatient")
 async def test_a_flush_that_takes_too_long_goes_to_the_spool(writing: Writing) -> None:
     writing.guarded.open.clear()
     async with writing.running():
@@ -261,13 +256,17 @@ async def test_draining_writes_what_waits(writing: Writing) -> None:
 
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("silent", [False, True])
-async def test_draining_without_a_database_fills_the_spool(writing: Writing, silent: bool, tmp_path: Path) -> None:
+async def test_draining_without_a_database_fills_the_spool(
+    writing: Writing, silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writing.record(*range(5))
     if silent:
         writing.guarded.open.clear()
     else:
         writing.guarded.trouble = AWAY
-    await writing.writer.drain()
+    with monkeypatch.context() as patch:
+        patch.setattr(clicks, "FLUSH_TIMEOUT", 0.3)
+        await writing.writer.drain()
     assert writing.released == list(range(5))
     assert await numbers(writing.database) == []
     following = Writing(writing.database, tmp_path / "spool")

@@ -13,9 +13,16 @@ from refract.services.links.redirect import clicks
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done again and again is done more often, and nobody waits long."""
-    monkeypatch.setattr(clicks, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 0.5)
+    """What is done again and again is done more often, and a commit on a slow disk is not given up and made twice."""
+    monkeypatch.setattr(clicks, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 60.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, restless: None) -> None:
+    """A commit that takes its time is given up soon; it may be made all the same, and then its clicks come twice."""
+    assert restless is None
+    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 0.3)
 
 
 @pytest.fixture

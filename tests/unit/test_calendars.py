@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refract.services.analytics.domain.calendars import (
@@ -89,10 +89,34 @@ def test_clocks_that_change_by_half_an_hour() -> None:
     ]
 
 
-def test_a_range_that_begins_in_an_hour_cut_short_by_the_clocks() -> None:
-    for start, name in (("2026-10-03T15:45Z", "2026-10-03T15:30:00Z"), ("2026-04-04T15:10Z", "2026-04-04T15:00:00Z")):
-        end = (at(start) + timedelta(minutes=5)).isoformat()
-        assert shown(start, end, Interval.HOUR, "Australia/Lord_Howe") == [(name, "0:05:00")]
+def test_clocks_that_change_in_the_middle_of_an_hour() -> None:
+    # On 27 September 2026 at 02:45 it becomes 03:45; on 5 April at 03:45 it becomes 02:45 again.
+    assert shown("2026-09-26T13:15Z", "2026-09-26T15:15Z", Interval.HOUR, "Pacific/Chatham") == [
+        ("2026-09-26T13:15:00Z", "0:45:00"),
+        ("2026-09-26T14:00:00Z", "0:15:00"),
+        ("2026-09-26T14:15:00Z", "1:00:00"),
+    ]
+    assert shown("2026-04-04T12:15Z", "2026-04-04T15:15Z", Interval.HOUR, "Pacific/Chatham") == [
+        ("2026-04-04T12:15:00Z", "1:00:00"),
+        ("2026-04-04T13:15:00Z", "0:45:00"),
+        ("2026-04-04T14:00:00Z", "0:15:00"),
+        ("2026-04-04T14:15:00Z", "1:00:00"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "name"),
+    [
+        ("Australia/Lord_Howe", "2026-10-03T15:45Z", "2026-10-03T15:30:00Z"),
+        ("Australia/Lord_Howe", "2026-04-04T15:10Z", "2026-04-04T15:00:00Z"),
+        ("Pacific/Chatham", "2026-09-26T14:05Z", "2026-09-26T14:00:00Z"),
+        ("Pacific/Chatham", "2026-04-04T14:05Z", "2026-04-04T14:00:00Z"),
+        ("Antarctica/Casey", "2022-10-01T16:05Z", "2022-10-01T16:00:00Z"),  # at 00:01 it became 03:01
+    ],
+)
+def test_a_range_that_begins_in_an_hour_cut_short_by_the_clocks(zone: str, start: str, name: str) -> None:
+    end = (at(start) + timedelta(minutes=5)).isoformat()
+    assert shown(start, end, Interval.HOUR, zone) == [(name, "0:05:00")]
 
 
 def test_a_day_without_midnight_begins_when_the_clocks_jump() -> None:
@@ -150,7 +174,7 @@ def test_too_many_periods_are_none() -> None:
     assert divide(ages, Interval.HOUR, zone_of("UTC"), 1_000) is None
 
 
-moments = st.datetimes(datetime(2011, 1, 1), datetime(2037, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001  # see `timezones`
+moments = st.datetimes(datetime(2012, 1, 1), datetime(2037, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001  # see `timezones`
 
 
 @given(
@@ -159,6 +183,7 @@ moments = st.datetimes(datetime(2011, 1, 1), datetime(2037, 1, 1), timezones=st.
     interval=st.sampled_from(Interval),
     zone=st.sampled_from(ZONES),
 )
+@example(at("2026-09-10T14:47Z"), 1_500_000, Interval.HOUR, "Pacific/Chatham")
 def test_the_periods_of_a_range_are_all_of_it_and_nothing_else(
     start: datetime, seconds: int, interval: Interval, zone: str
 ) -> None:

@@ -12,7 +12,11 @@ from refract.services.analytics.domain.periods import minute_of, moment_of
 
 MINUTE = timedelta(minutes=1)
 QUARTER = timedelta(minutes=15)
-"""Whatever a zone does to its clocks, it does by quarters of an hour, and on one."""
+"""What a zone does to its clocks it does by quarters of an hour, and on one.
+
+All of them since 2012, but for a station in the Antarctic that waits until a minute past midnight: there a quarter
+belongs to the hour in which it begins.
+"""
 
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
@@ -125,7 +129,7 @@ def _next(day: date, interval: Interval) -> date:
 
 
 def _hours(span: Range, zone: ZoneInfo) -> list[int]:
-    """Where hours of the zone begin. One in which the clocks are changed by half an hour is shorter, or comes twice."""
+    """Where hours of the zone begin. One in which the clocks are changed is shorter, or comes twice."""
     start = _hour_of(span.start, zone)
     minutes: list[int] = []
     while start < span.end:
@@ -138,8 +142,16 @@ def _hours(span: Range, zone: ZoneInfo) -> list[int]:
             start += hours * _HOUR
         else:
             minutes.append(first)
-            start += timedelta(minutes=60 - local.minute)
+            start = _next_hour(start, zone)
     return [*minutes, minute_of(start)]
+
+
+def _next_hour(start: datetime, zone: ZoneInfo) -> datetime:
+    """Where the hour ends that begins at a moment: where the clocks show another one, or are changed."""
+    hour = _clock_hour(start, zone)
+    while _clock_hour(start, zone) == hour:
+        start += QUARTER
+    return start
 
 
 def _hour_names(minutes: Sequence[int]) -> list[str]:
@@ -162,11 +174,13 @@ def names_of_day(day: int) -> tuple[str, ...]:
 
 
 def _hour_of(moment: datetime, zone: ZoneInfo) -> datetime:
-    local = moment.astimezone(zone)
-    start = moment - timedelta(minutes=local.minute, seconds=local.second, microseconds=local.microsecond)
-    while (first := start.astimezone(zone)).minute and (first.hour, first.utcoffset()) != (
-        local.hour,
-        local.utcoffset(),
-    ):
-        start += QUARTER
+    start = moment_of(minute_of(moment) // _QUARTER_MINUTES * _QUARTER_MINUTES)
+    hour = _clock_hour(start, zone)
+    while _clock_hour(start - QUARTER, zone) == hour:
+        start -= QUARTER
     return start
+
+
+def _clock_hour(moment: datetime, zone: ZoneInfo) -> tuple[int, timedelta | None]:
+    local = moment.astimezone(zone)
+    return local.hour, local.utcoffset()
