@@ -111,23 +111,27 @@ class IdentityWorld:
     signer: TokenSigner
     buses: Buses
     stack: AsyncExitStack = field(repr=False)
+    metrics: Metrics = field(init=False, repr=False)
     service: Service = field(init=False, repr=False)
     port: int = 0
 
     async def serve(self, **settings: Any) -> None:
         """Begin to serve, or begin anew with settings that differ."""
         wanted = IdentitySettings(**{"base_url": BASE_URL, **settings})
+        self.metrics = Metrics()
         foundation = Foundation(
             self.database,
             await self.buses.open(),
             self.clock,
-            Metrics(),
+            self.metrics,
             TokenVerifier([SECRET], self.clock),
             timedelta(days=7),
             trusted_proxies=(ip_network("127.0.0.1"),),
         )
         self.service = await build_identity(foundation, wanted, self.limiter, SECRET, hasher=self.hasher)
-        server = await self.stack.enter_async_context(running(self.service.application))
+        server = await self.stack.enter_async_context(
+            running(self.service.application, fast_path=self.service.fast_path)
+        )
         self.port = server.port
 
     async def call(self, method: str, target: str, body: Any = None, *headers: str, token: str | None = None) -> Answer:

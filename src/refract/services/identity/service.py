@@ -3,6 +3,7 @@
 from typing import Any
 
 from refract.runtime.ports import RateLimiter
+from refract.runtime.request_log import RequestLog
 from refract.runtime.service import Foundation, Service, Task, compose
 from refract.runtime.settings import derived_secret
 from refract.runtime.tokens import TokenSigner
@@ -23,6 +24,7 @@ from refract.services.identity.commands.turns import AT_A_TIME, Turns
 from refract.services.identity.commands.verifying import Verifying
 from refract.services.identity.domain.passwords import common_passwords
 from refract.services.identity.http.accounts import account_routes, own_routes
+from refract.services.identity.http.fast import PATH, FastWhoAmI
 from refract.services.identity.http.leaving import leaving_routes, revocation_routes
 from refract.services.identity.http.mail_tokens import mail_token_routes
 from refract.services.identity.http.routes import identity_routes
@@ -80,6 +82,7 @@ async def build_identity(
         queues=QUEUES,
         reactions=[reset_requests(asking)],
         tasks=[Task("sweeper", Sweeper(database, clock).run, close), Task("forgetting", Forgetting(database).run)],
+        fast_path=FastWhoAmI(foundation.tokens, RequestLog(WIRE_NAME, metrics=foundation.metrics, route=PATH)),
     )
 
 

@@ -8,6 +8,7 @@ from refract.kernel.ids import new_correlation_id, new_event_ids
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.exchange import error_body
 from refract.runtime.fast_path import FastPath, Headers, HeldAnswer, PassedOn
+from refract.runtime.heads import LAST_FIELD, STATUS_LINES, Dates
 from refract.runtime.metrics import Metrics
 from refract.runtime.request_log import RequestLog
 from refract.services.gateway.api import WIRE_NAME, Route
@@ -17,7 +18,6 @@ from refract.services.gateway.http.guests import Guest, offered_correlation_id
 from refract.services.gateway.http.passing import Carrier
 from refract.services.gateway.http.refusing import Busy, fields_of, status_of
 from refract.services.gateway.http.rows import find_plain_row
-from refract.services.gateway.http.writing import LAST_FIELD, STATUS_LINES, Dates
 
 BUSY_PAUSE = 0.05
 """Seconds for which the answers are collected that say that there is no place."""

@@ -17,6 +17,7 @@ from refract.runtime.correlation import correlated
 from refract.runtime.edge import Receive, Scope, Send, answer
 from refract.runtime.exchange import ended_with, error_body
 from refract.runtime.fast_path import PassedOn
+from refract.runtime.heads import LAST_FIELD, STATUS_LINES, Dates
 from refract.runtime.request_log import RequestLog
 from refract.runtime.telemetry import serving
 from refract.services.gateway.api import WIRE_NAME, Route
@@ -26,15 +27,7 @@ from refract.services.gateway.http.dispatch import Checks, adding, inner_scope, 
 from refract.services.gateway.http.guarding import Circuit, Result
 from refract.services.gateway.http.guests import Guest
 from refract.services.gateway.http.rows import PlainRow
-from refract.services.gateway.http.writing import (
-    LAST_FIELD,
-    NO_SNIFFING,
-    OURS,
-    STATUS_LINES,
-    Dates,
-    chunk,
-    passed_head,
-)
+from refract.services.gateway.http.writing import NO_SNIFFING, OURS, chunk, passed_head
 from refract.services.gateway.ports import Errand
 
 logger = logging.getLogger("refract.gateway")

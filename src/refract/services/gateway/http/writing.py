@@ -1,16 +1,12 @@
 """Answers in bytes, as our server writes what the application sends: for those that leave from the parser."""
 
 import re
-import time
 from collections.abc import Iterable
-from email.utils import formatdate
 from functools import lru_cache
-from http import HTTPStatus
 
 from refract.runtime.exchange import can_be_written
+from refract.runtime.heads import STATUS_LINES
 from refract.services.gateway.domain.headers import Header, answered_headers
-
-LAST_FIELD = b"\r\nx-content-type-options: nosniff\r\n"
 
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 OURS = frozenset({b"x-correlation-id", NO_SNIFFING[0]})
@@ -22,32 +18,6 @@ _HARMLESS = frozenset({b"close", b"keep-alive"})
 _UNWRITABLE = re.compile(rb"[\x00-\x08\n-\x1f\x7f]")
 
 _CONNECTION, _DROPPED, _ODD = b"1", b"2", b"3"
-
-
-def _phrase(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b""
-
-
-STATUS_LINES = {status: b"HTTP/1.1 %d %b\r\n" % (status, _phrase(status)) for status in range(200, 600)}
-
-
-class Dates:
-    """The date of an answer, made once a second."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._line = b""
-
-    def line(self) -> bytes:
-        """The field, with its end."""
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._line = b"date: %b\r\n" % formatdate(second, usegmt=True).encode()
-        return self._line
 
 
 def passed_head(status: int, headers: Iterable[Header], *, has_body: bool, more: bytes) -> tuple[bytes, bool] | None:
