@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.asking import BROWSER, check_redirects, redirects
 from benchmarks.clicks import stored_clicks
+from benchmarks.disk import sync_times
 from benchmarks.figures import Rounds, json_line, table, verdict
 from benchmarks.instances import Quiet, wait_until_quiet
 from benchmarks.links import SeedLink, seed_links, shuffled
@@ -18,6 +19,7 @@ from benchmarks.wrk import Listening, Reached, ensure_wrk, send, send_once, writ
 
 STEADY_CONNECTIONS = 100
 STEADY_SECONDS = 5
+DISK_SECONDS = 2
 NGINX, COMMIT, ASYNC = "nginx", "commit", "async"
 DURABILITY = "CLICK_DURABILITY"
 
@@ -150,7 +152,7 @@ def _measure(
         f"  clicks were sent on until {max(rest.seconds for rest in contest.rests):.1f} s after a run at most; ", end=""
     )
     print(f"others had {others.shown('.0f')} % of the machine between runs")
-    figures = _figures(contest) | _steadily(contest)
+    figures = _figures(contest) | _steadily(contest, workshop)
     figures["others_percent"] = others.as_json()
     figures |= {"disk": workshop.disk, "rounds": options.rounds, "seconds": options.seconds}
     _judge(figures)
@@ -196,35 +198,41 @@ def _figures(contest: Contest) -> dict[str, Any]:
     return figures | {"spread": {name: rounds.as_json() for name, rounds in (ratios | rates).items()}}
 
 
-def _steadily(contest: Contest) -> dict[str, Any]:
-    """Latency at half of the rate that the same instance reaches over as many connections; nginx beside it."""
+def _steadily(contest: Contest, workshop: Workshop) -> dict[str, Any]:
+    """Latency at half of the rate that the same instance reaches over as many connections, in several rounds; in turns
+    with it nginx at that rate, and the disk by itself: where these have long tails, so has a click that waits."""
     requests = contest.files[""]
     full = Rounds.of(
         send(contest.subjects[COMMIT], requests, connections=STEADY_CONNECTIONS, seconds=2).rate for _ in range(2)
     ).median
     contest.rest()
-    seen = {}
-    for subject, rate in ((NGINX, full / 2), (COMMIT, full / 2), (NGINX, 0.0)):
-        seen[subject, rate] = steadily(
-            contest.subjects[subject].port, rate, requests, connections=STEADY_CONNECTIONS, seconds=STEADY_SECONDS
-        )
+
+    def steady(subject: str, rate: float) -> dict[str, float]:
+        port = contest.subjects[subject].port
+        seen = steadily(port, rate, requests, connections=STEADY_CONNECTIONS, seconds=STEADY_SECONDS)
         contest.rest()
-    floor, ours, most = seen.values()
+        return seen
+
+    most = steady(NGINX, 0.0)["rate"]
+    turns = [
+        (steady(NGINX, full / 2), steady(COMMIT, full / 2), sync_times(workshop.folder, DISK_SECONDS))
+        for _ in range(workshop.options.rounds)
+    ]
     print(
         f"at {full / 2:,.0f} a second, half of the {full:,.0f} reached over {STEADY_CONNECTIONS} connections, "
-        f"from when each request was due; the sender itself reaches {most['rate']:,.0f}:"
+        f"from when each request was due; the sender itself reaches {most:,.0f}:"
     )
-    rows = [
-        (name, f"{each['rate']:,.0f}", *(f"{each[part]:.2f}" for part in ("p50", "p99", "p999", "max", "late_p99")))
-        for name, each in (("nginx", floor), ("refract, clicks commit", ours))
-    ]
-    print(table(("", "requests a second", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "sender late by"), rows))
-    if most["rate"] < full:
+    seen = dict(zip(("nginx", "refract, clicks commit", "fdatasync, alone"), zip(*turns, strict=True), strict=True))
+    parts = ("p50", "p99", "max")
+    rows = [(name, *(Rounds.of(each[part] for each in turn).shown() for part in parts)) for name, turn in seen.items()]
+    print(table(("", *(f"{part} ms" for part in parts)), rows))
+    if most < full:
         print("  the sender is not well above that rate: the latency is partly its own")
+    floor, ours, disk = ({part: Rounds.of(each[part] for each in turn) for part in parts} for turn in seen.values())
     return {
-        "p99_ms": round(ours["p99"], 2),
-        "steady_rps": round(ours["rate"]),
-        "steady": {"nginx": _short(floor), "refract": _short(ours), "sender_rps": round(most["rate"])},
+        "p99_ms": round(ours["p99"].median, 2),
+        "steady_rps": round(full / 2),
+        "steady": {"nginx": _short(floor), "refract": _short(ours), "disk": _short(disk), "sender_rps": round(most)},
     }
 
 
@@ -240,5 +248,5 @@ def _judge(figures: Mapping[str, Any]) -> None:
     print(verdict(f"p99 under {P99_MILLISECONDS:g} ms at half of its own saturation", met=met))
 
 
-def _short(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.4g}") for name, value in figures.items()}
+def _short(figures: Mapping[str, Rounds]) -> dict[str, dict[str, float]]:
+    return {name: rounds.as_json() for name, rounds in figures.items()}

@@ -8,21 +8,15 @@ import pytest
 
 from refract.kernel.errors import BusAway, TimedOut
 from refract.kernel.events import Event
-from refract.runtime.inbox import Letter
+from refract.runtime.letters import Letter
 from refract.runtime.messages import Delivery
 from refract.runtime.ports import QueueReader, Transaction
 from tests.support.buses import take
+from tests.support.inboxes import BAD, declared_world, handled
 from tests.support.waiting import eventually
 from tests.support.worlds import Noted, World, add_effects, noted, running
 
-BAD = -1
-
-
-@pytest.fixture
-async def world(world: World) -> World:
-    """A world whose queue exists before its reader does."""
-    await world.bus.declare(world.queue)
-    return world
+__all__ = ["declared_world"]
 
 
 async def take_and_die(world: World, count: int) -> None:
@@ -119,12 +113,8 @@ async def test_what_cannot_be_buried_holds_nobody_up(world: World, monkeypatch: 
     assert await world.bus.publish_all([unreadable]) == [None]
     await world.publish(*map(noted, range(50)))
     async with running(world.inbox().run):
-        await eventually(lambda: effects_are(world, 50))
+        await eventually(lambda: handled(world, 50))
     assert await world.effects() == list(range(50))
-
-
-async def effects_are(world: World, count: int) -> bool:
-    return len(await world.effects()) == count
 
 
 async def test_readers_of_one_process_try_suspects_in_turn(world: World) -> None:

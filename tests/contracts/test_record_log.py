@@ -1,9 +1,9 @@
 """The promises of the record log, the same for both twins."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,17 +11,10 @@ from refract.kernel.errors import NotPublished
 from refract.runtime.ports import RecordLog
 from refract.runtime.record_line import RecordLine
 from refract.runtime.records import LARGEST_BATCH, LARGEST_RECORD, LONGEST_KEY, Record, Topic
-from tests.support.record_logs import EmbeddedLogs, KafkaLogs, Logs, numbers, records, take
+from tests.support.record_logs import Logs, logs, numbers, records, take
 from tests.support.waiting import eventually
 
-
-@pytest.fixture(params=["embedded", "distributed"])
-async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Logs]:
-    """Where logs of one mode meet."""
-    embedded = request.param == "embedded"
-    logs: Logs = EmbeddedLogs(tmp_path) if embedded else KafkaLogs(request.getfixturevalue("kafka_bootstrap"))
-    yield logs
-    await logs.close()
+__all__ = ["logs"]
 
 
 @pytest.fixture
@@ -178,15 +171,15 @@ async def test_a_reader_that_gave_up_waiting_loses_nothing(logs: Logs, log: Reco
     ],
 )
 async def test_what_cannot_be_written_is_refused(
-    logs: Logs, log: RecordLog, change: dict[str, object], words: str
+    logs: Logs, log: RecordLog, change: dict[str, Any], words: str
 ) -> None:
     topic = logs.topic()
     await log.declare(topic)
-    good = {"topic": topic.name, "key": "k", "value": b"v"}
-    bad = Record(**{**good, **change})  # type: ignore[arg-type]
+    good = Record(topic.name, "k", b"v")
+    bad = replace(good, **change)
     with pytest.raises(NotPublished, match=words):
         await log.publish(bad)
-    outcomes = await log.publish_all([Record(**good), bad, Record(**good)])  # type: ignore[arg-type]
+    outcomes = await log.publish_all([good, bad, good])
     assert [outcome is None for outcome in outcomes] == [True, False, True]
     log.publish_soon(bad)
     assert await log.drain(5) == 0

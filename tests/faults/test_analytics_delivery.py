@@ -16,9 +16,8 @@ from refract.runtime.service import Reaction
 from refract.services.analytics.commands.following import LinkChange
 from refract.services.analytics.reactions import ClickDecoder, clicks, link_changes
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
-from tests.services.test_analytics_ingest import assert_counted
 from tests.support.clocks import START
-from tests.support.counting import MILESTONES, OUTBOX, STALE, clicked, ingesting, letter, random_clicks
+from tests.support.counting import MILESTONES, OUTBOX, STALE, assert_counted, clicked, ingesting, letter, random_clicks
 from tests.support.databases import empty_location
 from tests.support.following import LINKS, Between, analytics
 from tests.support.waiting import eventually
@@ -128,9 +127,11 @@ class Fragile:
         self._ingest = ingesting(analytics.clock).ingest
         self.mended = False
         self.attempts = 0
+        self.handed = 0
 
     async def ingest(self, tx: Transaction, events: Sequence[Event]) -> None:
         """Count, and find out too late."""
+        self.handed += len(events)
         await self._ingest(tx, events)
         if not self.mended and any(isinstance(event, UrlClicked) and event.referer == POISON for event in events):
             self.attempts += 1
@@ -156,6 +157,7 @@ async def poison(analytics: Between, number: int) -> None:
         await _check_letter(analytics, queue, bad)
         await assert_counted(analytics, good)
         assert fragile.attempts <= inbox.ATTEMPTS + 6, "it was tried more often than alone and in the parts of a batch"
+        assert fragile.handed - number <= 1.25 * queue.prefetch, "more was done again than the batch it came with"
         # Nothing is mended: it comes back to the dead letters, and nothing is counted.
         assert await analytics.bus.replay(queue.name) == 1
         await eventually(lambda: analytics.counted("inbox_buried_total") == 2, timeout=30)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,12 @@ import pytest
 from refract.services.analytics.commands import folding
 from refract.services.analytics.domain.periods import DAY
 from tests.support.databases import empty_location, open_database
-from tests.support.periods import PeriodsWorld, a_click, periods
+from tests.support.periods import DAYS, FEBRUARY, HOURS, PeriodsWorld, a_click, periods
 
 __all__ = ["empty_location", "periods"]
 
 ROOT = Path(__file__).parents[2]
-FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
-DAYS = timedelta(days=1)
-HOURS = timedelta(hours=1)
 
 VICTIM = """
 import asyncio, os, signal, sys
@@ -47,7 +44,7 @@ async def main(location, deadly, moment):
 
     Turn.transaction = killed
     async with open_periods(location if "://" in location else Path(location)) as world:
-        await world.house().folding.fold()
+        await world.fold()
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -68,7 +65,7 @@ async def test_a_kill_in_the_middle_costs_nothing(periods: PeriodsWorld, deadly:
     for code in codes:
         assert await periods.answer(code, FEBRUARY, MARCH) == periods.recount(code, FEBRUARY, MARCH)
     # Two by its mark, and the days and months that were left.
-    assert await periods.house().folding.fold() == 1 + len(codes) - done + len(codes)
+    assert await periods.fold() == 1 + len(codes) - done + len(codes)
     assert await periods.marks() == []
     for code in codes:
         assert await periods.answer(code, FEBRUARY, MARCH) == periods.recount(code, FEBRUARY, MARCH)
@@ -105,5 +102,5 @@ async def test_clicks_stream_in_while_two_processes_fold(
             assert await periods.answer(code, FEBRUARY, MARCH + 2 * DAYS) == periods.recount(
                 code, FEBRUARY, MARCH + 2 * DAYS
             )
-        await periods.house().folding.fold()
+        await periods.fold()
     assert await periods.marks() == []

@@ -16,20 +16,14 @@ from refract.runtime.distributed.record_log import KafkaLog
 from refract.runtime.embedded import record_file
 from refract.runtime.embedded.record_log import EmbeddedRecordLog
 from refract.runtime.records import Record, Topic
-from tests.support.record_logs import EmbeddedLogs, KafkaLogs, Logs, numbers, records, take
+from tests.support.record_logs import EmbeddedLogs, KafkaLogs, Logs, logs, numbers, records, take
 from tests.support.servers import Kafka
 from tests.support.waiting import eventually
 
+__all__ = ["logs"]
+
 REPOSITORY = Path(__file__).parents[2]
 TOPIC = Topic("things")
-
-
-@pytest.fixture(params=["embedded", "distributed"])
-async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Logs]:
-    embedded = request.param == "embedded"
-    logs: Logs = EmbeddedLogs(tmp_path) if embedded else KafkaLogs(request.getfixturevalue("kafka_bootstrap"))
-    yield logs
-    await logs.close()
 
 
 @pytest.fixture

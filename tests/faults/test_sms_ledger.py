@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sms_kills import Kill, distributed, kafka, restarting, restarting_server, send_and_kill
+from tests.support.sms_kills import Kill, distributed, kafka, redis, restarting, restarting_server, send_and_kill
 from tests.support.sms_processes import EmbeddedSms, SmsProcess, started
 
-__all__ = ["kafka"]
+__all__ = ["kafka", "redis"]
 
 
 @pytest.fixture(params=["embedded", "distributed"])

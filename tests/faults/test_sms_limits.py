@@ -15,10 +15,10 @@ from refract.kernel.clock import SystemClock
 from refract.services.sms.domain.copies import key_of
 from tests.support import sms as support
 from tests.support.databases import Location, empty_location
-from tests.support.http import Answer, Client
+from tests.support.http import Answer
 from tests.support.redis_twins import administering
 from tests.support.servers import Redis
-from tests.support.sms import SmsWorld, locked_sms, new_user, sms_world
+from tests.support.sms import Burst, SmsWorld, locked_sms, new_user, sms_world
 from tests.support.waiting import eventually
 
 __all__ = ["empty_location", "locked_sms"]
@@ -42,29 +42,6 @@ async def mortal(empty_location: Location, redis: Redis, request: pytest.Fixture
     """An SMS gateway on that Redis."""
     async with sms_world(empty_location, request, redis=redis.address) as world:
         yield world
-
-
-class Burst:
-    """Clients who send for one user without rest, and what they were told."""
-
-    def __init__(self, worlds: list[SmsWorld], user_id: int) -> None:
-        self._worlds = worlds
-        self._user_id = user_id
-        self.said: Counter[int] = Counter()
-
-    async def send(self, number: int, at_once: int = 20) -> None:
-        """So many requests, some at a time, over all worlds."""
-        left = iter(range(number))
-        async with asyncio.TaskGroup() as clients:
-            for index in range(at_once):
-                clients.create_task(self._client(self._worlds[index % len(self._worlds)], left))
-
-    async def _client(self, world: SmsWorld, left: Iterator[int]) -> None:
-        async with await Client.connect(world.port) as client:
-            for number in left:
-                body = msgspec.json.encode({"userId": self._user_id, "message": f"{number}"})
-                answer = await client.post("/api/send", body)
-                self.said[answer.status] += 1
 
 
 async def answers(world: SmsWorld) -> bool:

@@ -8,11 +8,11 @@ import pytest
 from tests.support.ledger import Ledger
 from tests.support.servers import Kafka, PostgreSQL
 from tests.support.servers.selection import started as started_servers
-from tests.support.sms_kills import COUNTS, distributed, kafka, restarting_server, send_and_kill
+from tests.support.sms_kills import COUNTS, distributed, kafka, redis, restarting_server, send_and_kill
 from tests.support.sms_processes import started, texting
 from tests.support.waiting import eventually
 
-__all__ = ["kafka"]
+__all__ = ["kafka", "redis"]
 
 
 @pytest.mark.parametrize("fast_path", ["true", "false"])

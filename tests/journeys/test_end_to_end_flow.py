@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.http import fetch, running
-from tests.support.platforms import DistributedPlatform, Platform, platform_in
+from tests.support.platforms import PASSWORD, DistributedPlatform, Platform, platform_in
 from tests.support.servers import RabbitMQ, Redis
 from tests.support.traces import Strangers, listening, search
 from tests.support.waiting import eventually
@@ -52,10 +52,19 @@ async def destination(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 async def test_the_full_flow(platform: Platform, source: str) -> None:
     story = f"X-Correlation-ID: {secrets.token_hex(8)}"
-    _, token = await platform.sign_up(story, source=source)
+    account = {"email": f"{secrets.token_hex(6)}@example.com", "password": PASSWORD}
+    registered = await platform.call("POST", "/api/auth/register", account, story, source=source)
+    assert (registered.status, registered.json["email"]) == (201, account["email"])
+    assert registered.json["user_id"]
+    signed_in = await platform.call("POST", "/api/auth/login", account, story, source=source)
+    assert (signed_in.status, signed_in.json.keys()) == (200, {"token", "expires_at"})
+    token = signed_in.json["token"]
     async with running(destination) as page:
         url = f"http://127.0.0.1:{page.port}/{secrets.token_hex(4)}"
-        code = await platform.shorten(token, url, story, source=source)
+        made = await platform.call("POST", "/api/shorten", {"url": url}, story, token=token, source=source)
+        assert (made.status, made.json["original_url"]) == (201, url)
+        code = made.json["short_code"]
+        assert made.json["short_url"].endswith(f"/{code}")
         redirected = await platform.call("GET", f"/r/{code}", None, story, BROWSER, source=source)
         assert (redirected.status, redirected.headers["location"]) == (301, url)
         assert (await fetch(page.port, urlsplit(url).path)).body == b"landed"
@@ -74,7 +83,8 @@ async def test_the_full_flow(platform: Platform, source: str) -> None:
         return "url.created" in [it["event_type"] for it in await platform.notifications(token)]
 
     await eventually(told)
-    assert redirected.headers["x-correlation-id"] == story.partition(": ")[2]
+    answers = (registered, signed_in, made, redirected)
+    assert {answer.headers["x-correlation-id"] for answer in answers} == {story.partition(": ")[2]}
 
 
 async def test_the_eleventh_link_in_a_minute_is_refused(platform: Platform, source: str) -> None:

@@ -17,20 +17,10 @@ from refract.services.identity.api import EmailPasswordResetRequested, EmailVeri
 from refract.services.notifications.commands.mailing import Mailing, mail_decoder
 from refract.services.notifications.reactions import MAILS
 from tests.support.databases import Location
-from tests.support.deliveries import (
-    TO,
-    USER,
-    Deliveries,
-    deliveries,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-)
+from tests.support.deliveries import TO, USER, Deliveries
 from tests.support.mail_servers import post_office
 from tests.support.waiting import eventually
 from tests.support.worlds import buses_beside, running
-
-__all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
 
 LINK = "https://sho.rt/verify#token=s3cr3t"
 

@@ -4,16 +4,7 @@ import pytest
 
 from refract.services.notifications.commands import clearing as clearing_up
 from refract.services.notifications.commands.clearing import KEPT, TOO_OLD, Clearing
-from tests.support.deliveries import (
-    Deliveries,
-    Sending,
-    deliveries,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-)
-
-__all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
+from tests.support.deliveries import Deliveries, Sending
 
 
 async def test_what_is_over_is_forgotten_after_its_time(deliveries: Deliveries) -> None:

@@ -9,21 +9,11 @@ import pytest
 from refract.runtime.telemetry import log_fields
 from refract.services.notifications.domain.sending import MAX_ATTEMPTS, Away, Postponed, Refused
 from refract.services.notifications.store.deliveries import LEASE
-from tests.support.deliveries import (
-    TO,
-    Deliveries,
-    Sending,
-    deliveries,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-)
+from tests.support.deliveries import TO, Deliveries, Sending
 from tests.support.mail_servers import CUT, HANG, bad_office, post_office
 from tests.support.receivers import receiver
 from tests.support.waiting import eventually
 from tests.support.worlds import running
-
-__all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
 
 MINUTE = timedelta(minutes=1)
 

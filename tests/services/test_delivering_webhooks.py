@@ -12,19 +12,10 @@ from refract.services.notifications.commands import channels
 from refract.services.notifications.commands.channels import HOPELESS, SUSTAINED, WebhookChannel
 from refract.services.notifications.domain.sending import MAX_ATTEMPTS
 from refract.services.notifications.domain.webhooks import new_secret
-from tests.support.deliveries import (
-    USER,
-    Deliveries,
-    deliveries,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-)
+from tests.support.deliveries import USER, Deliveries
 from tests.support.receivers import OK, Request, receiver, status
 from tests.support.waiting import eventually
 from tests.support.worlds import running
-
-__all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
 
 DOWN = status(500)
 

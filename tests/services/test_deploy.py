@@ -1,19 +1,13 @@
-"""The containers: they wait for what they need, keep what they store, publish what they should."""
+"""The containers: they wait for what they need, keep what they store, publish what they should, and start."""
 
-import ast
-import http.server
 import json
 import os
 import re
 import secrets
 import shutil
 import subprocess
-import sys
-import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http import HTTPStatus
+from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -26,28 +20,7 @@ from refract.apps.own_settings import Defaults, read_settings
 from refract.runtime.environment import Environment
 from refract.runtime.settings import EngineSettings, ProcessSettings, check_service_name
 from refract.services.gateway.settings import GatewaySettings, LimitSettings
-from tests.support.compose import DEPLOY, DEVELOPMENT, PLACEHOLDER, PRODUCTION, Tree, compose, required, some_secrets
-
-ROOT = Path(__file__).parents[2]
-
-READERS = {
-    "text",
-    "integer",
-    "number",
-    "flag",
-    "choice",
-    "secret",
-    "host",
-    "address",
-    "addresses",
-    "url",
-    "endpoint",
-    "networks",
-    "has",
-}
-VARIABLE = re.compile(r"[A-Z][A-Z0-9_]+")
-# Where the names are not written at the call: the table of the services' addresses, which the directory has, too.
-READS_BY_TABLE = {"services/gateway/settings.py"}
+from tests.support.compose import DEVELOPMENT, FILES, PRODUCTION, Tree, compose, some_secrets
 
 DEVELOPMENT_PORTS = {
     "gateway": ["8080:8080"],
@@ -86,9 +59,6 @@ def production() -> Tree:
 
 def ours() -> list[Any]:
     return [pytest.param(entry, id=entry.wire_name) for entry in SERVICES.values()]
-
-
-# --- containers ---
 
 
 def test_the_containers_are_those_of_the_specification(development: Tree) -> None:
@@ -161,9 +131,10 @@ def test_every_container_comes_back_and_has_time_to_stop(development: Tree) -> N
 def test_what_is_stored_is_stored_in_a_named_volume(development: Tree) -> None:
     used = []
     for name, container in development["services"].items():
-        if "build" in container and "volumes" not in container:
+        volumes = [volume for volume in container.get("volumes", ()) if volume != FILES]
+        if "build" in container and not volumes:
             continue
-        volume, path = container["volumes"][0].split(":")
+        [(volume, path)] = [volume.split(":") for volume in volumes]
         expected = "/data" if "build" in container else STATEFUL[container["image"].partition(":")[0]]
         assert path == expected, name
         used.append(volume)
@@ -171,7 +142,7 @@ def test_what_is_stored_is_stored_in_a_named_volume(development: Tree) -> None:
     # The spool of clicks is the only thing that a service of ours keeps outside its database.
     spool = development["services"]["url-service"]
     assert spool["environment"]["CLICK_SPOOL_DIR"].startswith("/data/")
-    assert spool["volumes"] == ["url_spool:/data"]
+    assert spool["volumes"] == ["url_spool:/data", FILES]
     assert "--appendonly" in development["services"]["redis"]["command"]
 
 
@@ -216,9 +187,6 @@ def test_production_starts_only_what_was_built(production: Tree) -> None:
         assert (container["image"], container["pull_policy"]) == ("refract:test", "never")
 
 
-# --- secrets and variables ---
-
-
 def test_no_address_means_this_machine(development: Tree) -> None:
     for name, container in development["services"].items():
         for variable, value in container["environment"].items():
@@ -226,151 +194,7 @@ def test_no_address_means_this_machine(development: Tree) -> None:
                 assert not re.search(r"localhost|127\.0\.0\.1|::1", value), f"{name}: {variable}"
 
 
-def test_no_secret_is_written_down() -> None:
-    model = compose(PRODUCTION)
-    only_from_outside = re.compile(r"\$\{[A-Z_]+(:\?[^}]+|:-)\}")
-    for name, container in model["services"].items():
-        for variable, value in container["environment"].items():
-            if re.search("PASS|SECRET|AUTH", variable):
-                assert only_from_outside.fullmatch(value), f"{name}: {variable}"
-            for credentials in re.findall(r"//[^@/:]+:(.+)@", value):
-                assert only_from_outside.fullmatch(credentials), f"{name}: {variable}"
-    command = model["services"]["redis"]["command"]
-    assert only_from_outside.fullmatch(command[command.index("--requirepass") + 1])
-    written = dict(re.findall(r"(?m)^([A-Z_]+)=(.*)$", (DEPLOY / ".env.example").read_text()))
-    assert required() - {"REFRACT_VERSION"} <= set(written)
-    assert not any(written.values()), "the example has no values that somebody could keep"
-
-
-def test_the_command_of_the_readme_makes_every_secret(tmp_path: Path) -> None:
-    script = re.findall(r"```sh\n(\(umask.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)[0]
-    shutil.copy(DEPLOY / ".env.example", tmp_path)
-    subprocess.run(["sh", "-euc", script], cwd=tmp_path, check=True)
-    made = dict(re.findall(r"(?m)^([A-Z_]+)=(.*)$", (tmp_path / ".env").read_text()))
-    filled = {name: value for name, value in made.items() if value}
-    assert set(filled) == required() - {"REFRACT_VERSION"}
-    assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in filled.values())
-    assert len(set(filled.values())) == len(filled)
-    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
-    compose(DEVELOPMENT, made)
-
-
-def read_by_the_code() -> set[str]:
-    """The names in calls such as `environment.text("PORT")`, and those of the services' addresses."""
-    names = {entry.url_variable for entry in SERVICES.values() if entry.url_variable}
-    package = ROOT / "src" / "refract"
-    for file in package.rglob("*.py"):
-        for call in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
-                continue
-            if call.func.attr not in READERS:
-                continue
-            name = call.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str) and VARIABLE.fullmatch(name.value):
-                names.add(name.value)
-            elif ast.unparse(call.func.value).endswith("environment"):
-                where = file.relative_to(package).as_posix()
-                assert where in READS_BY_TABLE, (
-                    f"{where}:{call.lineno} reads a variable whose name is not written there"
-                )
-    return names
-
-
-def read_by_compose() -> set[str]:
-    return {name for file in PRODUCTION for name, _, _ in PLACEHOLDER.findall(file.read_text())}
-
-
-def documented() -> tuple[set[str], set[str]]:
-    """The variables in the two tables of the documentation: what processes read, and what only Compose does."""
-    processes, _, compose_alone = (
-        (ROOT / "docs" / "configuration.md").read_text().partition("## What only Compose reads")
-    )
-    row = re.compile(r"(?m)^\| `([A-Z0-9_]+)` \|")
-    return set(row.findall(processes)), set(row.findall(compose_alone))
-
-
-def test_the_documentation_names_what_the_code_and_compose_read() -> None:
-    code = read_by_the_code()
-    assert documented() == (code, read_by_compose() - code)
-
-
-def test_the_example_names_what_the_code_and_compose_read() -> None:
-    named = re.findall(r"(?m)^(?:# )?([A-Z0-9_]+)=", (DEPLOY / ".env.example").read_text())
-    assert sorted(named) == sorted(read_by_the_code() | read_by_compose())
-
-
-def test_containers_are_given_only_variables_that_the_code_reads() -> None:
-    code = read_by_the_code()
-    for entry in SERVICES.values():
-        given = set(compose(PRODUCTION)["services"][entry.wire_name]["environment"])
-        assert given <= code, f"{entry.wire_name}: {sorted(given - code)}"
-
-
-# --- image ---
-
-
-def instructions() -> list[tuple[str, str]]:
-    lines = re.sub(r"(?m)^#.*\n", "", (DEPLOY / "Dockerfile").read_text()).replace("\\\n", " ").splitlines()
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines if line.strip())]
-
-
-def test_the_image_runs_as_nobody_special_and_has_no_build_tools() -> None:
-    stages = [index for index, (word, _) in enumerate(instructions()) if word == "FROM"]
-    final = dict(instructions()[stages[-1] :])
-    assert len(stages) == 2
-    assert final["USER"] == "refract"
-    assert final["STOPSIGNAL"] == "SIGTERM"
-    assert json.loads(final["ENTRYPOINT"]) == ["refract"]
-    assert json.loads(final["CMD"])[0] == "serve"
-    assert json.loads(final["VOLUME"]) == ["/data"]
-    run = " ".join(rest for word, rest in instructions()[stages[-1] :] if word == "RUN")
-    assert not re.search(r"pip|apt-get|curl|wget", run)
-
-
-def test_the_image_is_built_from_files_that_are_let_in() -> None:
-    let_in = set(re.findall(r"(?m)^!(.+)$", (ROOT / ".dockerignore").read_text()))
-    copied = {
-        source
-        for word, rest in instructions()
-        if word == "COPY" and not rest.startswith("--from")
-        for source in rest.split()[:-1]
-    }
-    assert copied == let_in
-    assert all((ROOT / source).exists() for source in copied)
-
-
-@contextmanager
-def answering(status: HTTPStatus) -> Iterator[int]:
-    """A server that answers every GET with one status."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/health" else HTTPStatus.NOT_FOUND)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-            """Stay silent."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize(("status", "healthy"), [(HTTPStatus.OK, True), (HTTPStatus.SERVICE_UNAVAILABLE, False)])
-def test_the_probe_of_the_image_asks_for_health(status: HTTPStatus, healthy: bool) -> None:
-    program = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
-    assert program[0] == "python"
-    with answering(status) as port:
-        ended = subprocess.run([sys.executable, *program[1:]], env={"PORT": str(port)}, check=False)
-    assert (ended.returncode == 0) is healthy
-
-
-# --- Docker itself ---
+# Docker itself
 
 
 def succeeds(*command: str) -> bool:

@@ -19,23 +19,8 @@ from refract.services.notifications.commands.digesting import Digesting
 from refract.services.notifications.domain.notices import notice_of
 from refract.services.notifications.domain.sending import Refused
 from tests.support.databases import open_database
-from tests.support.notices import (
-    ALICE,
-    BOB,
-    EMAILS,
-    ON_SQLITE,
-    NoticesWorld,
-    created,
-    deleted,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-    reached,
-)
+from tests.support.notices import ALICE, BOB, EMAILS, ON_SQLITE, NoticesWorld, created, deleted, reached
 from tests.support.waiting import eventually
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 DIGESTS = Statement("digests", "Reads who gathers.", "SELECT * FROM digests ORDER BY user_id")
 DAY = timedelta(days=1).total_seconds()

@@ -19,14 +19,11 @@ from refract.services.analytics.domain.periods import (
 )
 from refract.services.analytics.store.folding import DETAILS
 from tests.support.databases import open_database
-from tests.support.periods import PeriodsWorld, a_click, people_of, periods, visitors_of
+from tests.support.periods import DAYS, FEBRUARY, HOURS, PeriodsWorld, a_click, people_of, periods, visitors_of
 
 __all__ = ["periods"]
 
-FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
-HOURS = timedelta(hours=1)
-DAYS = timedelta(days=1)
 
 
 async def keep_house(world: PeriodsWorld) -> None:
@@ -204,7 +201,7 @@ async def test_what_somebody_left_half_cleared_is_cleared_by_the_next(
 ) -> None:
     await periods.count(*(a_click(FEBRUARY + number * DAYS, f"code-{number}", city="Rome") for number in range(3)))
     periods.pass_to(FEBRUARY + 40 * DAYS)
-    await periods.house().folding.fold()
+    await periods.fold()
 
     class Killed(BaseException):
         pass
@@ -228,7 +225,7 @@ async def test_several_processes_let_details_expire_at_once(periods: PeriodsWorl
         *(a_click(FEBRUARY + number * DAYS, code, city="Rome") for number in range(15) for code in ("a", "b"))
     )
     periods.pass_to(FEBRUARY + 50 * DAYS)
-    await periods.house().folding.fold()
+    await periods.fold()
     databases = [await open_database(periods.location) for _ in range(3)]
     await asyncio.gather(*(periods.house(database).expiry.expire() for database in databases))
     for database in databases:

@@ -59,7 +59,7 @@ async def keep(world: PeriodsWorld, what: str) -> None:
     house = world.house()
     if what == "fold twice at once":
         late = a_click(min(BEGIN + LENGTH / 3, world.clock.now()), "a", visitor=9, country="CH")
-        await asyncio.gather(world.house().folding.fold(), world.count(late), house.folding.fold())
+        await asyncio.gather(world.fold(), world.count(late), house.folding.fold())
     if "fold" in what:
         await house.folding.fold()
     if "expire" in what:

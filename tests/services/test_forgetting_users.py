@@ -15,27 +15,10 @@ from refract.services.notifications.commands.forgetting import forget_users
 from refract.services.notifications.commands.mailing import Mailing
 from refract.services.notifications.reactions import QUEUES, USERS, departures
 from tests.support.clocks import START
-from tests.support.notices import (
-    ALICE,
-    BOB,
-    EMAILS,
-    RECIPIENTS,
-    TABLES,
-    NoticesWorld,
-    Post,
-    created,
-    deleted,
-    lines,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-    reached,
-)
+from tests.support.deliveries import TABLES
+from tests.support.notices import ALICE, BOB, EMAILS, RECIPIENTS, NoticesWorld, Post, created, deleted, lines, reached
 from tests.support.waiting import eventually
 from tests.support.worlds import running
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 HERS = EMAILS[ALICE]
 HOOK = "https://hooks.example.com/alices-hook"

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.both_paths import CUT, OK, PAUSE, Bare, Piece, Side, Ways, asked, masked, settled, side
+from tests.support.both_paths import CUT, GET, OK, PAUSE, Bare, Piece, Side, Ways, asked, masked, settled, side
 from tests.support.fronts import authorization, signed
 from tests.support.http import head
 
 AGAIN = 3
 """Each request is sent so often on one connection: parsed, and then known by its head."""
 
-GET = head("GET", "/r/abc")
 OKAY = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OKAY + b"Transfer-Encoding: chunked\r\n\r\n"
 TWO = b"Content-Length: 2\r\n\r\nok"

@@ -18,12 +18,12 @@ from refract.services.gateway.api import ROUTES, Route
 from refract.services.gateway.domain.callers import Caller
 from refract.services.gateway.domain.headers import forwarded_headers
 from refract.services.gateway.domain.revocations import Revocation, Revocations
+from tests.support.both_paths import both_paths
 from tests.support.clocks import START, ManualClock
 from tests.support.fronts import SECRET, Front, Service, authorization, mirror, said, signed, tokens
 from tests.support.http import Answer, Client, fetch
 
 UNAUTHORIZED = (401, {"error": "unauthorized"})
-both_paths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
 
 def example(route: Route) -> tuple[str, str]:

@@ -10,34 +10,40 @@ import pytest
 from refract.runtime.client_address import hashes_with
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.exchange import CLIENT_LEFT
+from refract.runtime.ports import RateLimiter
 from refract.runtime.tokens import LIFETIME, TokenVerifier
 from refract.runtime.windows import Policy, Verdict
 from refract.services.gateway.domain.breaker import State
 from refract.services.gateway.domain.limits import RouteLimits
 from refract.services.gateway.domain.revocations import Revocation, Revocations
 from refract.services.gateway.http.counting import Limits
-from tests.support.both_paths import CUT, OK, Bare, Ways, asked, lines, nothing_is_left, settled, side
+from tests.support.both_paths import (
+    CUT,
+    GET,
+    OK,
+    Bare,
+    Ways,
+    asked,
+    both_paths,
+    lines,
+    nothing_is_left,
+    settled,
+    side,
+    ways,
+)
 from tests.support.clocks import ManualClock
-from tests.support.fronts import authorization, said, signed, tokens
+from tests.support.fronts import UNAVAILABLE, authorization, said, signed, tokens
 from tests.support.http import Client, fetch, head
 from tests.support.waiting import eventually
 
-GET = head("GET", "/r/abc")
-UNAVAILABLE = (503, {"error": "service unavailable"})
-both_paths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
+__all__ = ["ways"]
 
 
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    """Which way requests took."""
-    return Ways(monkeypatch)
-
-
-class Distant(EmbeddedRateLimiter):
+class Distant(RateLimiter):
     """Has to be awaited, as Redis has; with a gate it takes its time, with an error it fails."""
 
     def __init__(self, clock: ManualClock, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
-        super().__init__(clock)
+        self._counter = EmbeddedRateLimiter(clock)
         self._gate = gate
         self._error = error
         self.waiting = 0
@@ -50,12 +56,17 @@ class Distant(EmbeddedRateLimiter):
             self.waiting -= 1
         if self._error is not None:
             raise self._error
-        verdict = super().hit_soon(who, policy, cost)
-        assert verdict is not None
-        return verdict
+        return await self._counter.hit(who, policy, cost)
 
-    def hit_soon(self, who: str, policy: Policy, cost: int = 1) -> None:  # type: ignore[override]  # as over Redis
+    def hit_soon(self, who: str, policy: Policy, cost: int = 1) -> Verdict | None:
         """Never."""
+        return None
+
+    async def ping(self) -> None:
+        """It always answers."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""
 
 
 def distant(redirects: int, **how: Any) -> Callable[[ManualClock], Limits]:

@@ -20,13 +20,11 @@ from refract.services.gateway.http.guarding import Breakers
 from refract.services.gateway.http.refusing import TooMany
 from refract.services.gateway.service import build_gateway
 from tests.support.applications import Gate
+from tests.support.both_paths import both_paths
 from tests.support.clocks import ManualClock
-from tests.support.fronts import Front, Service, authorization, said, signed, tokens
+from tests.support.fronts import UNAVAILABLE, Front, Service, authorization, said, signed, tokens
 from tests.support.http import Answer, Client, fetch, head, running
 from tests.support.waiting import eventually
-
-UNAVAILABLE = (503, {"error": "service unavailable"})
-both_paths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
 
 class DistantLimiter(EmbeddedRateLimiter):

@@ -26,6 +26,7 @@ from refract.services.gateway.service import build_gateway
 from tests.support.applications import Gate, echo
 from tests.support.clocks import ManualClock
 from tests.support.fronts import (
+    UNAVAILABLE,
     Front,
     authorization,
     front_of,
@@ -39,7 +40,6 @@ from tests.support.fronts import (
 from tests.support.http import Client, fetch, head, running
 from tests.support.waiting import eventually
 
-UNAVAILABLE = (503, {"error": "service unavailable"})
 WITHHELD = [
     ("POST", "/api/auth/login", "Content-Length: 6"),
     ("POST", "/api/auth/register", "Transfer-Encoding: chunked"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.caching import CacheEntry
-from refract.runtime.ports import Cache, Row
+from refract.runtime.embedded.cache import EmbeddedCache
+from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
 from refract.services.identity.api import UserDeleted
 from refract.services.links.commands import leaving
@@ -205,24 +207,24 @@ async def test_who_comes_after_the_lease_of_one_that_still_works_waits_for_its_r
         assert await clearing == 1
 
 
-class Away:
+class Away(EmbeddedCache):
     """A cache that takes no drop the first time: the process died there, as far as the database can tell."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self.calls = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed = False
 
-    async def drop(self, orders: Any) -> None:
-        self.calls += 1
-        if self.calls == 1:
+    async def drop(self, orders: Mapping[str, int]) -> None:
+        if not self._failed:
+            self._failed = True
             raise Unavailable("cache", "gone")
-        await self._cache.drop(orders)
+        await super().drop(orders)
 
 
 async def test_what_was_cut_off_is_taken_up_after_the_lease(links: LinksWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving, "BATCH", 2)
     await keep(links.database, *(hers(number) for number in range(1, 6)))
-    one = Leaving(links.database, Away(links.cache), links.clock)  # type: ignore[arg-type]
+    one = Leaving(links.database, Away(), links.clock)
     await note(one, links, farewell())
     with pytest.raises(Unavailable):
         await one.clear_up()
@@ -241,10 +243,7 @@ async def test_over_the_bus_and_with_the_task_at_work(of_links: Between) -> None
         paused.append(seconds)
         await asyncio.sleep(0.01)
 
-    class Nothing:
-        async def drop(self, orders: Any) -> None: ...
-
-    one = Leaving(of_links.database, Nothing(), of_links.clock, pause=pause)  # type: ignore[arg-type]
+    one = Leaving(of_links.database, EmbeddedCache(), of_links.clock, pause=pause)
     reaction = departures(one)
     queue = of_links.queue_of(reaction)
     await of_links.bus.declare(queue)

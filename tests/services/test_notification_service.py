@@ -11,23 +11,10 @@ from refract.runtime.messages import Message
 from refract.services.notifications.settings import SendingSettings
 from refract.services.notifications.settings.sending import MailSettings
 from tests.support.mail_servers import HANG, bad_office, post_office
-from tests.support.notices import (
-    ALICE,
-    EMAILS,
-    ON_SQLITE,
-    NoticesWorld,
-    created,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-    reached,
-)
+from tests.support.notices import ALICE, EMAILS, ON_SQLITE, NoticesWorld, created, reached
 from tests.support.receivers import OK, Request, receiver
 from tests.support.waiting import eventually
 from tests.support.worlds import running
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 
 @asynccontextmanager

@@ -14,23 +14,8 @@ from refract.services.notifications.commands.sweeping import Sweeper
 from refract.services.notifications.queries.notifications import PAGE_OF_NOTIFICATIONS
 from tests.support.clocks import START
 from tests.support.databases import open_database
-from tests.support.notices import (
-    ALICE,
-    BOB,
-    ON_SQLITE,
-    NoticesWorld,
-    created,
-    deleted,
-    moment,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-    reached,
-)
+from tests.support.notices import ALICE, BOB, ON_SQLITE, NoticesWorld, created, deleted, moment, reached
 from tests.support.waiting import eventually
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 PLAN = Statement("plan", "Shows how a page is read.", f"EXPLAIN {PAGE_OF_NOTIFICATIONS.sql}")
 

@@ -12,12 +12,9 @@ from refract.services.analytics.store.expiry import PARTITIONS
 from refract.services.analytics.store.periods import BE_BRIEF
 from tests.support.clocks import START
 from tests.support.databases import open_database
-from tests.support.periods import PeriodsWorld, a_click, open_periods, periods
+from tests.support.periods import DAYS, TODAY, PeriodsWorld, a_click, open_periods, periods
 
 __all__ = ["periods"]
-
-TODAY = datetime(2026, 3, 1, tzinfo=UTC)
-DAYS = timedelta(days=1)
 
 IN_DEFAULT = Statement("in_default", "Counts them.", "SELECT count(*) AS clicks FROM clicks_default")
 
@@ -72,12 +69,52 @@ async def test_a_click_of_a_day_without_a_partition_is_kept_and_counted(partitio
     assert len(await partitioned.raw()) == 3
 
 
-async def test_a_day_that_has_clicks_in_the_default_partition_stays_there(partitioned: PeriodsWorld) -> None:
+async def test_clicks_that_came_before_their_partition_move_into_it(partitioned: PeriodsWorld) -> None:
+    """PostgreSQL refuses a partition while the default one holds what belongs there."""
+    early = [a_click(TODAY), a_click(START), a_click(TODAY + DAYS - timedelta(microseconds=1), "b")]
+    others = [a_click(TODAY - timedelta(microseconds=1)), a_click(TODAY - 1000 * DAYS)]
+    await partitioned.count(*early, *others)
+    before = await partitioned.raw()
+    assert await partitioned.house().partitions.make() == 8
+    assert await partitioned.raw() == before, "none is lost and none is there twice"
+    assert await in_default(partitioned) == len(others)
     await partitioned.count(a_click(START))
+    assert await in_default(partitioned) == len(others), "and others of the day go there, too"
+
+
+async def test_a_day_with_too_many_clicks_to_move_stays_in_the_default_partition(
+    partitioned: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioning, "MOST_MOVED", 2)
+    await partitioned.count(*(a_click(START) for _ in range(3)), *(a_click(START + DAYS) for _ in range(2)))
     assert await partitioned.house().partitions.make() == 7
     assert name(TODAY) not in await names(partitioned)
     await partitioned.count(a_click(START))
-    assert await in_default(partitioned) == 2
+    assert await in_default(partitioned) == 4
+    assert await partitioned.house().partitions.make() == 0
+    assert len(await partitioned.raw()) == 6
+
+
+async def test_a_click_that_is_counted_while_its_partition_is_made_is_not_lost(
+    partitioned: PeriodsWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition is refused, whole, and made the next time."""
+    house = partitioned.house()
+    look = house.partitions._in_default
+
+    async def look_too_soon(day: datetime) -> int:
+        found = await look(day)
+        if day == TODAY:
+            await partitioned.count(a_click(START))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.partitions, "_in_default", look_too_soon)
+        assert await house.partitions.make() == 0
+    assert "partition not made; will retry" in caplog.messages
+    assert await names(partitioned) == ["clicks_default"]
+    assert await house.partitions.make() == 8
+    assert (await in_default(partitioned), await partitioned.raw()) == (0, [START])
 
 
 async def test_clicks_over_their_time_go(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:

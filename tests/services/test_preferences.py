@@ -9,19 +9,8 @@ from msgspec.json import encode
 from refract.kernel.ids import new_event_id
 from refract.runtime.statements import Statement
 from refract.services.notifications.settings import SendingSettings
-from tests.support.notices import (
-    ALICE,
-    BOB,
-    ON_SQLITE,
-    NoticesWorld,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
-)
+from tests.support.notices import ALICE, BOB, ON_SQLITE, NoticesWorld
 from tests.support.waiting import eventually
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 DEFAULTS: dict[str, Any] = {
     "channels": {

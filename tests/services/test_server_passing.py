@@ -60,10 +60,13 @@ async def test_what_is_known_by_its_head_is_passed_on_again_but_never_past_anoth
         await opened.wait()
         await echo(scope, receive, send)
 
+    async def passed_on(count: int) -> None:
+        await eventually(lambda: len(path.passed) == count)
+
     async with running(slow, fast_path=path) as server, await Client.connect(server.port) as client:
         for number in (1, 2):
             await client.send(head("GET", "/there"))
-            await eventually(lambda: len(path.passed) == number)  # noqa: B023  # it is over when the round is
+            await passed_on(number)
             path.passed[-1].release(ANSWER)
             assert (await client.answer()).body == b"fast"
         await client.send(head("DELETE", "/here"))

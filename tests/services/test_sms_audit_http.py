@@ -1,5 +1,6 @@
 """GET /api/audit and /api/audit/summary: what is asked in the URL, and answers in JSON or in 003's plain text."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -8,6 +9,7 @@ from litestar import Router
 
 from refract.runtime.server import HttpServer
 from refract.runtime.web import build_app
+from refract.services.sms.http import auditing
 from refract.services.sms.http.auditing import audit_routes
 from refract.services.sms.http.texts import render_text
 from refract.services.sms.queries.attempts import AttemptQueries
@@ -135,3 +137,16 @@ async def test_a_database_that_is_away_is_said_in_the_words_of_003(audit: Audit,
     for target in ("/api/audit", "/api/audit/summary"):
         answer = await get(server, target)
         assert (answer.status, answer.text) == (503, "Postgres Down : Service Unavailable")
+
+
+@ON_SQLITE
+async def test_a_database_that_hangs_is_said_in_the_same_words(
+    audit: Audit, server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in those of the server, which gives up a little later."""
+    monkeypatch.setattr(auditing, "PATIENCE", 0.05)
+    monkeypatch.setattr(audit.database, "fetch", lambda *_, **__: asyncio.Event().wait())
+    for target in ("/api/audit", "/api/audit/summary"):
+        answer = await get(server, target)
+        assert (answer.status, answer.text) == (503, "Postgres Down : Service Unavailable")
+        assert answer.headers["content-type"].startswith("text/plain")

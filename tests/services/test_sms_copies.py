@@ -18,6 +18,7 @@ from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.ports import StateStore
 from refract.services.sms.commands.copying import Copies
 from refract.services.sms.commands.counting import Claim, Counter
+from refract.services.sms.commands.uncounted import Uncounted
 from refract.services.sms.domain.copies import TAKE, key_of
 from tests.support.databases import Location
 from tests.support.fault_proxy import FaultProxy
@@ -54,8 +55,8 @@ VALUES = st.one_of(
 
 @some_cases
 @given(
-    fields=st.dictionaries(st.sampled_from(["rateLimit", "currentCount", "resetsAt", "other"]), VALUES),
-    moments=st.lists(st.sampled_from([0, 1, 4_999, 5_000, 5_001, FOREVER]), min_size=1, max_size=4),
+    fields=st.dictionaries(st.sampled_from(["rateLimit", "currentCount", "resetsAt", "madeAt", "other"]), VALUES),
+    moments=st.lists(st.sampled_from([0, 1, 3_999, 4_000, 4_999, 5_000, 5_001, FOREVER]), min_size=1, max_size=4),
 )
 async def test_both_twins_take_slots_alike(
     twins: tuple[StateStore, StateStore], fields: dict[str, str], moments: list[int]
@@ -93,7 +94,7 @@ async def test_copies_that_are_lost_again_and_again_let_nobody_through_too_much(
 
 async def test_a_stale_copy_that_knows_of_less_lets_nobody_through_and_is_dropped(sms: SmsWorld) -> None:
     user_id = await sms.user(limit=5, used=5)
-    stale = {"rateLimit": 5, "currentCount": 1, "resetsAt": FOREVER}
+    stale = {"rateLimit": 5, "currentCount": 1, "resetsAt": FOREVER, "madeAt": 0}
     await sms.state.write(key_of(user_id), stale, 600)
     assert await sms.said(user_id) == LIMITED
     assert await sms.copy(user_id) == {}
@@ -104,15 +105,24 @@ async def test_a_stale_copy_that_knows_of_less_lets_nobody_through_and_is_droppe
 
 async def test_a_copy_of_a_higher_limit_than_there_is_lets_nobody_through(sms: SmsWorld) -> None:
     user_id = await sms.user(limit=2)
-    await sms.state.write(key_of(user_id), {"rateLimit": 50, "currentCount": 0, "resetsAt": FOREVER}, 600)
+    await sms.state.write(key_of(user_id), {"rateLimit": 50, "currentCount": 0, "resetsAt": FOREVER, "madeAt": 0}, 600)
     assert [await sms.said(user_id) for _ in range(4)] == [SENT, SENT, LIMITED, LIMITED]
     assert len(sms.messages(user_id)) == 2
 
 
 async def test_a_copy_whose_time_has_come_is_made_anew(sms: SmsWorld) -> None:
     user_id = await sms.user(limit=2)
-    over = {"rateLimit": 2, "currentCount": 2, "resetsAt": sms.clock.milliseconds() - 1}
+    over = {"rateLimit": 2, "currentCount": 2, "resetsAt": sms.clock.milliseconds() - 1, "madeAt": 0}
     await sms.state.write(key_of(user_id), over, 600)
+    assert await sms.said(user_id) == SENT
+    assert (await sms.copy(user_id))["currentCount"] == "1"
+
+
+async def test_a_copy_of_a_time_to_come_is_made_anew(sms: SmsWorld) -> None:
+    """It is from before the clock was set back, and would refuse until the clock is there again."""
+    user_id, now = await sms.user(limit=2), sms.clock.milliseconds()
+    ahead = {"rateLimit": 2, "currentCount": 2, "resetsAt": now + 4_000_000, "madeAt": now + 3_600_000}
+    await sms.state.write(key_of(user_id), ahead, 600)
     assert await sms.said(user_id) == SENT
     assert (await sms.copy(user_id))["currentCount"] == "1"
 
@@ -145,7 +155,9 @@ async def test_a_key_of_another_kind_does_no_harm(fresh_database: str, request: 
 # Changes of the limit.
 
 
-async def test_a_fill_that_meets_a_new_limit_leaves_nothing_of_the_old_one(sms: SmsWorld) -> None:
+async def test_a_fill_that_meets_a_new_limit_leaves_nothing_of_the_old_one(
+    sms: SmsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user_id = await sms.user(limit=1, used=1)
     copies = Copies(sms.database, sms.state, sms.clock)
     filling, changed = asyncio.Event(), asyncio.Event()
@@ -157,7 +169,7 @@ async def test_a_fill_that_meets_a_new_limit_leaves_nothing_of_the_old_one(sms: 
         await changed.wait()
         await write(key, fields, ttl)
 
-    sms.state.write = write_late  # type: ignore[method-assign]
+    monkeypatch.setattr(sms.state, "write", write_late)
     taking = asyncio.create_task(copies.take(user_id))
     await filling.wait()
     await sms.configure(user_id, 7, 10)
@@ -186,21 +198,22 @@ async def _no_copy(world: SmsWorld, user_id: int) -> bool:
     return await world.copy(user_id) == {}
 
 
-async def test_a_count_that_fails_does_not_cost_the_user_a_slot(sms: SmsWorld) -> None:
+async def test_a_count_that_fails_does_not_cost_the_user_a_slot(sms: SmsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     user_id = await sms.user(limit=2)
     assert await sms.said(user_id) == SENT
-    count = sms.database.transaction
 
     def refuse() -> None:
         raise RuntimeError("no transaction now")
 
-    sms.database.transaction = refuse  # type: ignore[method-assign, assignment]
-    assert (await sms.send(user_id)).status == 500
-    sms.database.transaction = count  # type: ignore[method-assign]
+    with monkeypatch.context() as patched:
+        patched.setattr(sms.database, "transaction", refuse)
+        assert (await sms.send(user_id)).status == 500
     assert [await sms.said(user_id) for _ in range(2)] == [SENT, LIMITED]
 
 
-async def test_the_database_s_time_is_heard_before_a_commit_that_may_be_slow(sms: SmsWorld) -> None:
+async def test_the_database_s_time_is_heard_before_a_commit_that_may_be_slow(
+    sms: SmsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Learnt later, it would make that clock look slow, and a copy refuse who has waited long enough."""
     user_id = await sms.user()
     real = sms.database.transaction
@@ -212,8 +225,8 @@ async def test_the_database_s_time_is_heard_before_a_commit_that_may_be_slow(sms
             yield tx
             told.append("commit")
 
-    sms.database.transaction = transaction  # type: ignore[method-assign]
-    counter = Counter(sms.database, sms.clock, told.append)
+    monkeypatch.setattr(sms.database, "transaction", transaction)
+    counter = Counter(sms.database, sms.clock, Uncounted(sms.database, sms.clock), told.append)
     before = sms.clock.now()
     assert (await counter.count(Claim(user_id))).word == "admitted"
     [heard, committed] = told

@@ -91,7 +91,7 @@ async def test_property_9_a_copy_is_filled_where_there_is_none_and_decides_where
     passed = 0 if over else int(elapsed * minutes)
     assert sms.state.lives[key_of(user_id)] in {60 * (minutes - passed), 60 * (minutes - passed - 1)}
     # From here on the copy says something else than the database, and is believed where it refuses.
-    full = {"rateLimit": 3, "currentCount": 3, "resetsAt": sms.clock.milliseconds() + 60_000}
+    full = {"rateLimit": 3, "currentCount": 3, "resetsAt": sms.clock.milliseconds() + 60_000, "madeAt": 0}
     await sms.state.write(key_of(user_id), full, 60)
     before = await sms.limit(user_id)
     assert await sms.said(user_id) == LIMITED
@@ -120,7 +120,8 @@ async def test_property_11_without_redis_the_limit_holds(
     limit, used = numbers
     user_id = await sms.plant(limit, 10, used, 0)
     if with_copy:
-        await sms.state.write(key_of(user_id), {"rateLimit": limit, "currentCount": 0, "resetsAt": 0}, 600)
+        copy = {"rateLimit": limit, "currentCount": 0, "resetsAt": 0, "madeAt": 0}
+        await sms.state.write(key_of(user_id), copy, 600)
     sms.state.away = True
     try:
         answers = await all_at_once(sends, lambda number: sms.said(user_id, str(number)))

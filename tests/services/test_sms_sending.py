@@ -232,7 +232,7 @@ async def test_a_database_that_hangs_is_said_in_the_words_of_the_document(
         async with real() as tx:
             yield tx
 
-    gateway.database.transaction = hanging  # type: ignore[method-assign]
+    monkeypatch.setattr(gateway.database, "transaction", hanging)
     sends = [asyncio.create_task(gateway.said(user_id, str(number))) for number in range(5)]
     answer = await gateway.post("/api/config", config)
     assert (answer.status, answer.text) == DATABASE_AWAY
@@ -244,9 +244,11 @@ async def test_a_database_that_hangs_is_said_in_the_words_of_the_document(
     assert [attempt["status"] for attempt in gateway.noted(user_id)] == ["failed"] * 5 + ["sent"]
 
 
-async def test_what_nobody_foresaw_is_a_500_in_plain_text(gateway: SmsWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_nobody_foresaw_is_a_500_in_plain_text(
+    gateway: SmsWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user_id = await gateway.user()
-    gateway.records.published = None  # type: ignore[assignment]  # whoever appends to it now, fails
+    monkeypatch.setattr(gateway.records, "published", None)  # whoever appends to it now, fails
     answer = await gateway.send(user_id)
     assert (answer.status, answer.text) == (500, "Internal Server Error")
     assert answer.headers["content-type"].startswith("text/plain")

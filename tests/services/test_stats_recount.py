@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.domain.calendars import Interval, Range
 from refract.services.analytics.domain.clicks import Click
+from refract.services.analytics.domain.dimensions import DIMENSIONS
 from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest, Place
 from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.ranges import RangeRequest
@@ -28,12 +29,43 @@ from tests.support.periods import KnownClicks, PeriodsWorld, a_click, periods
 __all__ = ["periods"]
 
 CODES = ("abc", "def")
-ZONES = ("UTC", "Europe/Berlin", "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe", "America/New_York")
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "Asia/Kolkata",
+    "Asia/Kathmandu",
+    "America/New_York",
+    "Australia/Lord_Howe",  # changes its clocks by half an hour
+    "Pacific/Chatham",  # and this in the middle of one
+    "Antarctica/Troll",  # by two hours
+    "Africa/Casablanca",  # two weeks before the first of March
+)
 EXAMPLES = 25
 LONGEST = 480
 """Days that clicks go back: longer than hours and days keep what they know."""
 
 Naive = list[Click]
+
+WORDS = st.sampled_from(["", "a", "b", "c"])
+
+
+def _changes() -> list[tuple[datetime, str]]:
+    """When clocks were changed in these zones, and in which."""
+    found = []
+    for name in ZONES:
+        zone, day = ZoneInfo(name), timedelta(days=1)
+        for number in range(LONGEST):
+            moment = START - number * day
+            while (moment - day).astimezone(zone).utcoffset() != moment.astimezone(zone).utcoffset():
+                before = moment - timedelta(minutes=15)
+                if before.astimezone(zone).utcoffset() != moment.astimezone(zone).utcoffset():
+                    found.append((moment, name))
+                    break
+                moment = before
+    return found
+
+
+CHANGES = _changes()
 
 ages = st.one_of(
     st.integers(0, 3 * 3_600),
@@ -41,8 +73,17 @@ ages = st.one_of(
     st.integers(0, LONGEST * 86_400),
     st.sampled_from([0, 86_400, 7 * 86_400, 12 * 3_600, 30 * 86_400, 59 * 60]),
 )
-moments = st.builds(
-    lambda age, microseconds: START - timedelta(seconds=age, microseconds=microseconds), ages, st.integers(0, 999_999)
+moments = st.one_of(
+    st.builds(
+        lambda age, microseconds: START - timedelta(seconds=age, microseconds=microseconds),
+        ages,
+        st.integers(0, 999_999),
+    ),
+    st.builds(
+        lambda change, seconds: change[0] + timedelta(seconds=seconds),
+        st.sampled_from(CHANGES),
+        st.integers(-2 * 3_600, 2 * 3_600),
+    ),
 )
 clicks = st.builds(
     a_click,
@@ -51,11 +92,19 @@ clicks = st.builds(
     visitor=st.integers(0, 5),
     bot=st.booleans(),
     referer=st.sampled_from(["", "https://a.example/", "https://b.example/x"]),
-    country=st.sampled_from(["", "DE", "FR", "NP"]),
+    **dict.fromkeys((dimension for dimension in DIMENSIONS if dimension != "referer"), WORDS),
 )
 batches = st.lists(st.lists(clicks, min_size=1, max_size=12), min_size=1, max_size=5)
-ranges = st.tuples(
-    moments, st.one_of(st.integers(1, 40 * 86_400), st.integers(1, LONGEST * 86_400)), st.sampled_from(ZONES)
+ranges = st.one_of(
+    st.tuples(
+        moments, st.one_of(st.integers(1, 40 * 86_400), st.integers(1, LONGEST * 86_400)), st.sampled_from(ZONES)
+    ),
+    st.builds(
+        lambda change, before, after: (change[0] - timedelta(seconds=before), before + after, change[1]),
+        st.sampled_from(CHANGES),
+        st.integers(0, 86_400),
+        st.integers(1, 86_400),
+    ),
 )
 
 
@@ -118,6 +167,7 @@ async def _check_series(world: PeriodsWorld, naive: Naive, request: RangeRequest
         (of_bots if click.bot else people)[_period(click.occurred_at, request)] += 1
     found = {point.period: (point.clicks, point.bot_clicks) for point in shown.points}
     assert len(found) == len(shown.points), "no period comes twice"
+    assert list(found) == _names(request), "and every one is there, also those without a click"
     assert {period: counts for period, counts in found.items() if counts != (0, 0)} == {
         period: counts
         for period in people | of_bots
@@ -126,15 +176,27 @@ async def _check_series(world: PeriodsWorld, naive: Naive, request: RangeRequest
     assert shown.clicks == sum(bots or not click.bot for click in inside)
 
 
+def _names(request: RangeRequest) -> list[str]:
+    """The names of all periods of a range, met on a walk through it."""
+    step = timedelta(minutes=15) if request.interval is Interval.HOUR else timedelta(hours=6)
+    moment, last = request.span.start, request.span.end - timedelta(microseconds=1)
+    names: dict[str, None] = {}
+    while moment < last:
+        names[_period(moment, request)] = None
+        # From a quarter of an hour to the next: no zone begins a period elsewhere.
+        moment = datetime.fromtimestamp((moment + step).timestamp() // 900 * 900, UTC)
+    return list(names | {_period(last, request): None})
+
+
 def _period(moment: datetime, request: RangeRequest) -> str:
     """The name of the period of a moment, found in another way than the product does."""
     local = moment.astimezone(request.zone)
     match request.interval:
         case Interval.HOUR:
-            # The last moment in which a clock of the zone showed the beginning of this hour, or was set into it.
-            start = local.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
-            while start > moment or start.astimezone(request.zone).utcoffset() != local.utcoffset():
-                start += timedelta(minutes=15) if start <= moment else timedelta(minutes=-15)
+            # As long ago as a clock on the wall says, or since it was set.
+            start = moment - timedelta(minutes=local.minute, seconds=local.second, microseconds=local.microsecond)
+            while start.astimezone(request.zone).utcoffset() != local.utcoffset():
+                start += timedelta(minutes=15)
             return start.strftime("%Y-%m-%dT%H:%M:%SZ")
         case Interval.DAY:
             return local.date().isoformat()
@@ -147,7 +209,7 @@ def _period(moment: datetime, request: RangeRequest) -> str:
 async def _check_shares(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
     """Breakdowns and visitors of what the answer says that it has counted."""
     queries = OwnerQueries(Reader(world.database))
-    for by in ("country", "referer"):
+    for by in DIMENSIONS:
         shown = await queries.breakdown("owner", "abc", request, by, limit=2, bots=bots)
         inside = [click for click in _counted(naive, shown.from_, shown.to) if bots or not click.bot]
         values = Counter(getattr(click, by) for click in inside)
@@ -161,6 +223,13 @@ async def _check_shares(world: PeriodsWorld, naive: Naive, request: RangeRequest
     inside = [click for click in _counted(naive, seen.from_, seen.to) if bots or not click.bot]
     assert seen.visitors == len({click.visitor for click in inside})
     assert seen.visitors <= sum(point.visitors for point in seen.points)
+    if request.span.start >= world.clock.now() - timedelta(days=29):
+        each: dict[str, set[bytes]] = {name: set() for name in _names(request)}
+        for click in inside:
+            each[_period(click.occurred_at, request)].add(click.visitor)
+        assert [(point.period, point.visitors) for point in seen.points] == [
+            (name, len(visitors)) for name, visitors in each.items()
+        ]
 
 
 def _check_edges(world: PeriodsWorld, request: RangeRequest, start: datetime, end: datetime) -> None:
@@ -176,17 +245,25 @@ async def _check_clicks(world: PeriodsWorld, naive: Naive, request: RangeRequest
     asked = ClicksRequest(request.span.start, request.span.end, bots=bots)
     inside = [click for click in _counted(naive, request.span.start, request.span.end) if bots or not click.bot]
     ordered = sorted(inside, key=lambda click: (click.occurred_at, click.event_id))
-    found: list[tuple[datetime, str]] = []
+    found: list[tuple[Any, ...]] = []
     place: Place | None = None
     while True:
         page = await queries.page("owner", "abc", asked, after=place, limit=3)
-        found += [(click.clicked_at, click.id) for click in page.clicks]
+        found += [
+            (click.clicked_at, click.id, click.bot, *(getattr(click, name) for name in DIMENSIONS))
+            for click in page.clicks
+        ]
         if not isinstance(page.next_cursor, str):
             break
         place = Place.read(page.next_cursor)
-    assert found == [(click.occurred_at, click.event_id) for click in reversed(ordered)]
-    exported = [row["event_id"] async for rows in await queries.export("owner", "abc", asked) for row in rows]
-    assert exported == [click.event_id for click in ordered]
+    told = [
+        (click.occurred_at, click.event_id, click.bot, *(getattr(click, name) or None for name in DIMENSIONS))
+        for click in ordered
+    ]
+    assert found == told[::-1]
+    exported = [row async for rows in await queries.export("owner", "abc", asked) for row in rows]
+    columns = ("clicked_at", "event_id", "bot", *DIMENSIONS)
+    assert [tuple(row[column] for column in columns) for row in exported] == told
 
 
 async def _check_summary(world: PeriodsWorld, naive: Naive) -> None:
@@ -195,6 +272,15 @@ async def _check_summary(world: PeriodsWorld, naive: Naive) -> None:
     assert (shown.total_clicks, shown.bot_clicks) == (len(naive), sum(click.bot for click in naive))
     assert shown.clicks_last_24h == sum(click.occurred_at >= now - timedelta(days=1) for click in naive)
     assert shown.clicks_last_7d == sum(click.occurred_at >= now - timedelta(days=7) for click in naive)
+    totals = Counter(click.short_code for click in naive)
+    assert (shown.links, len(shown.top_links)) == (len(totals), len(totals))
+    for link, (code, count) in zip(
+        shown.top_links, sorted(totals.items(), key=lambda one: (-one[1], one[0])), strict=True
+    ):
+        mine = [click for click in naive if click.short_code == code]
+        assert (link.short_code, link.total_clicks) == (code, count)
+        assert link.bot_clicks == sum(click.bot for click in mine)
+        assert link.last_clicked_at == max(click.occurred_at for click in mine)
 
 
 def _request(asked: tuple[datetime, int, str], interval: Interval) -> RangeRequest:
@@ -219,7 +305,11 @@ async def test_every_answer_is_what_a_recount_gives(periods: PeriodsWorld) -> No
             await _check_public(periods, naive)
             await _check_summary(periods, naive)
             if any(click.short_code == "abc" for click in naive):
-                await _check_series(periods, naive, request, bots=bots)
+                for length in Interval:
+                    await _check_series(periods, naive, _request(asked, length), bots=bots)
+                for changed, zone in random.Random(seed).sample(CHANGES, 4):
+                    around = (changed - timedelta(hours=5), 10 * 3_600, zone)
+                    await _check_series(periods, naive, _request(around, Interval.HOUR), bots=bots)
                 await _check_shares(periods, naive, request, bots=bots)
                 await _check_clicks(periods, naive, request, bots=bots)
 

@@ -3,8 +3,9 @@
 import asyncio
 import csv
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -247,6 +248,30 @@ async def test_no_more_watch_than_there_is_room_for(stats: StatsWorld, monkeypat
         await eventually(lambda: stats.watch.viewers == 1)
         async with live(stats, port) as another:
             await another.next()
+
+
+async def test_no_more_watch_though_all_come_at_once(stats: StatsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart, when every browser tries again in the same second; some give up before they are answered."""
+    monkeypatch.setattr(stats.watch, "_most", 3)
+    await stats.create()
+    asked = head("GET", "/stats/abc/live", f"Authorization: Bearer {stats.token()}")
+
+    async def come(client: Client) -> bytes:
+        await client.send(asked)
+        return await client.reader.readline()
+
+    async with AsyncExitStack() as doors:
+        clients = [await doors.enter_async_context(await Client.connect(stats.server.port)) for _ in range(30)]
+        answers = Counter(await asyncio.gather(*map(come, clients)))
+        assert answers == {b"HTTP/1.1 200 OK\r\n": 3, b"HTTP/1.1 503 Service Unavailable\r\n": 27}
+        assert stats.watch.viewers == 3
+    await eventually(lambda: stats.watch.viewers == 0)
+    for _ in range(30):
+        async with await Client.connect(stats.server.port) as client:
+            await client.send(asked)
+    await eventually(lambda: stats.watch.viewers == 0)
+    async with going_on(stats.watch.run), live(stats, stats.server.port) as one:
+        await one.next()
 
 
 async def test_through_the_gateway_in_both_ways(stats: StatsWorld, front: Front) -> None:

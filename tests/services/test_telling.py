@@ -30,15 +30,9 @@ from tests.support.notices import (
     created,
     deleted,
     lines,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
     reached,
 )
 from tests.support.waiting import eventually
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 
 @asynccontextmanager
@@ -147,11 +141,11 @@ POISON: list[tuple[str, bytes, str]] = [
     ("url.created", created(user_id="  ").encode(), "user_id is empty"),
     ("url.created", created(user_id="a\0b").encode(), "user_id is no id"),
     ("url.created", created(user_id="u" * 300).encode(), "user_id is no id"),
-    ("url.created", created(event_id="e" * 3_000).encode(), "event_id is longer"),
+    ("url.created", created(event_id="e" * 3_000).encode(), "an id of 3000 characters"),
+    ("url.created", created(event_id="", correlation_id="c" * 250).encode(), "event_id is longer"),
     ("url.created", created(original_url="x" * 70_000).encode(), "larger than"),
     ("url.created", created(event_id="", correlation_id="").encode(), "neither"),
     ("url.created", deleted().encode(), "url.deleted"),
-    ("url.created", msgspec.json.encode([created(), created(user_id="")]), "user_id is empty"),
     ("url.created", created().encode().replace(b"code", b"\\ud800"), ""),
     ("milestone.reached", reached(milestone=5).encode().replace(b":5", b":-5"), "0"),
     ("milestone.reached", reached(milestone=5).encode().replace(b":5", b':"5"'), "str"),
@@ -172,6 +166,16 @@ async def test_poison_is_buried_with_its_reason_and_nothing_else_suffers(notices
         assert reason in letter.reason
         assert len(letter.reason) < 1_000
     assert await notices.unread() == {ALICE: 2 * len(POISON)}
+
+
+async def test_of_an_array_only_who_can_be_told_nothing_is_buried(notices: NoticesWorld) -> None:
+    nobodys = created(user_id="").encode()
+    async with settled(notices, 2) as post:
+        await post.send_body("url.created", b"[%b,%b,%b]" % (created().encode(), nobodys, created().encode()), "packed")
+        [letter] = await eventually(post.dead)
+    assert letter.message.body == b"[%b]" % nobodys
+    assert letter.reason == "1 of 3 events: url.created: user_id is empty, so there is nobody to tell"
+    assert await notices.unread() == {ALICE: 2}
 
 
 async def _dead(post: Post, count: int) -> list[DeadLetter]:

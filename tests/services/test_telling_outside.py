@@ -19,14 +19,8 @@ from tests.support.notices import (
     created,
     deleted,
     lines,
-    notices,
-    notifications_dsn,
-    notifications_file,
-    notifications_location,
     reached,
 )
-
-__all__ = ["notices", "notifications_dsn", "notifications_file", "notifications_location"]
 
 
 async def test_a_mail_is_put_on_its_way_for_what_its_owner_wants(

@@ -12,7 +12,7 @@ from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.sms.commands.auditing import Auditing
-from refract.services.sms.domain.attempts import Attempt
+from refract.services.sms.domain.attempts import Attempt, Status
 from refract.services.sms.queries.attempts import AttemptPage, AttemptQueries
 from refract.services.sms.queries.requests import PageRequest, SummaryRequest
 from refract.services.sms.queries.summaries import Summary, SummaryQueries
@@ -24,7 +24,7 @@ MINUTES = Statement("minutes", "Reads all counts.", "SELECT * FROM attempt_minut
 SENT = Statement("sent", "Reads all marks.", "SELECT * FROM sent_messages ORDER BY message_id")
 
 
-def attempt(user_id: int | None = 7, status: str = "sent", *, at: datetime = START, **changes: Any) -> Attempt:
+def attempt(user_id: int | None = 7, status: Status = "sent", *, at: datetime = START, **changes: Any) -> Attempt:
     """An attempt with an id of its own."""
     fields: dict[str, Any] = {
         "event_id": new_event_id(),
@@ -34,7 +34,7 @@ def attempt(user_id: int | None = 7, status: str = "sent", *, at: datetime = STA
         "correlation_id": "c-1",
         "message_id": "m-1",
     }
-    return Attempt(user_id=user_id, status=status, occurred_at=at, **fields | changes)  # type: ignore[arg-type]
+    return Attempt(user_id=user_id, status=status, occurred_at=at, **fields | changes)
 
 
 @dataclass

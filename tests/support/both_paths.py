@@ -19,12 +19,15 @@ from refract.services.gateway.http.passing import Carrier
 from refract.services.gateway.service import build_gateway
 from tests.support.clocks import ManualClock
 from tests.support.fronts import ROOMY, tokens
-from tests.support.http import Client, fetch, running
+from tests.support.http import Client, fetch, head, running
 from tests.support.waiting import eventually
 
+GET = head("GET", "/r/abc")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 PAUSE, CUT, WAIT = "pause", "cut", "wait"
 """Between two pieces of an answer, so that they come one by one; in the place of its end; until the test opens it."""
+
+both_paths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
 Piece = bytes | str
 _DATE = re.compile(rb"(?m)^date: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r$")
@@ -240,3 +243,9 @@ async def nothing_is_left(place: Side) -> None:
     await eventually(lambda: not place.proxy._under_way)
     for _ in range(2):
         assert (await fetch(place.port, "/warm")).status == 200
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Which way requests took."""
+    return Ways(monkeypatch)

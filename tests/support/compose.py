@@ -11,6 +11,8 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEVELOPMENT = (DEPLOY / "compose.yaml",)
 PRODUCTION = (*DEVELOPMENT, DEPLOY / "compose.production.yaml")
+FILES = "./files:/files:ro"
+"""What an operator gives to read, as a folder: of a mounted file a new edition in its place would not be seen."""
 PLACEHOLDER = re.compile(r"\$\{([A-Z0-9_]+)(:[-?])?([^}]*)\}")
 
 Tree = dict[str, Any]

@@ -29,6 +29,7 @@ from refract.services.analytics.domain.tallies import Tally
 from refract.services.analytics.reactions import clicks as click_reactions
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START
+from tests.support.following import Between
 
 CHROME = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0.0.0 Safari/537.36"
 FIREFOX = "Mozilla/5.0 (Windows NT 10.0; Win64; x64; rv:121.0) Gecko/20100101 Firefox/121.0"
@@ -238,3 +239,19 @@ def clicks_of(events: Iterable[Event], clock: Clock) -> list[Click]:
     """Events enriched, each once however often it is there."""
     unique = {event.identity: event for event in events if isinstance(event, UrlClicked)}
     return enricher().enrich(list(unique.values()), clock.now())
+
+
+async def ingest(analytics: Between, *events: UrlClicked) -> None:
+    """Count clicks as one batch of one letter."""
+    reader = click_inbox(analytics.database, analytics.clock, ingesting(analytics.clock))
+    desk = await hand_over(reader, letter(*events))
+    assert len(desk.acknowledged) == 1
+
+
+async def assert_counted(analytics: Between, events: Sequence[Event]) -> None:
+    """Everything in the database is what a naive count of these gives."""
+    clicks = clicks_of(events, analytics.clock)
+    assert await hours_in(analytics.database) == counted_again(clicks)
+    assert await totals_in(analytics.database) == totals_again(clicks)
+    rows = await analytics.database.fetch(CLICKS)
+    assert sorted(row["event_id"] for row in rows) == sorted(click.event_id for click in clicks)

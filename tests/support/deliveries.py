@@ -34,6 +34,17 @@ TO = "alice@example.com"
 
 ROWS = Statement("rows", "Reads the deliveries.", "SELECT * FROM deliveries ORDER BY id")
 WEBHOOKS = Statement("webhooks", "Reads the webhooks.", "SELECT * FROM webhooks ORDER BY id")
+TABLES = (
+    "notifications",
+    "recipients",
+    "preferences",
+    "digests",
+    "webhooks",
+    "deliveries",
+    "outbox",
+    "inbox",
+    "inbox_attempts",
+)
 NOTIFICATIONS = Statement("notifications", "Reads the notifications.", "SELECT * FROM notifications ORDER BY id")
 ADD_WEBHOOK = Statement(
     "add_webhook",
@@ -245,14 +256,15 @@ async def deliveries(notifications_location: Location) -> AsyncIterator[Deliveri
     async with AsyncExitStack() as stack:
         database = await open_database(notifications_location)
         stack.push_async_callback(database.close)
-        stack.push_async_callback(_empty, database)
+        stack.push_async_callback(empty, database)
         made = Deliveries(notifications_location, database)
         yield made
         for lane in made.lanes:
             await lane.drain()
 
 
-async def _empty(database: Database) -> None:
+async def empty(database: Database) -> None:
+    """For the next test, which has the same database: to make one on a server takes a second."""
     async with database.transaction() as tx:
-        for table in ("deliveries", "webhooks", "notifications", "outbox", "inbox", "inbox_attempts"):
+        for table in TABLES:
             await tx.execute(Statement("empty", "Empties a table.", f"DELETE FROM {table}"))

@@ -20,6 +20,8 @@ from refract.services.gateway.service import build_gateway
 from tests.support.http import Answer, running
 
 SECRET = "the secret that signs the tokens of gateways under test"
+UNAVAILABLE = (503, {"error": "service unavailable"})
+"""What `said` makes of the answer where nobody can be asked."""
 
 
 def tokens(clock: Clock | None = None) -> TokenVerifier:

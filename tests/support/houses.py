@@ -74,6 +74,11 @@ class Operation:
         fitting = (route for route in ROUTES if (route.target, route.forward) == (self.service, self.path))
         return next((route for route in fitting if self.method in route.methods), None)
 
+    @property
+    def doors(self) -> list[str]:
+        """Where it can be asked for."""
+        return [self.service] if self.route is None else [GATEWAY, self.service]
+
     def target(self, door: str, **values: str) -> str:
         """Its path as it is asked for at a door, with values in the place of parameters."""
         path = self.path

@@ -35,6 +35,7 @@ from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.views import LinkViews
 from refract.services.links.settings import LinksSettings
 from refract.services.links.store import COLUMNS, parameters_of
+from tests.support.caches import OwnKeys
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import Location
 from tests.support.http import Answer, Client, running
@@ -215,5 +216,6 @@ async def links(
         cache: Cache = EmbeddedCache(clock)
         if not isinstance(database_location, Path):
             redis = await stack.enter_async_context(connected(request.getfixturevalue("redis_address")))
-            cache = await stack.enter_async_context(shared_cache(redis, f"{redis_namespace}dropped"))
+            shared = await stack.enter_async_context(shared_cache(redis, f"{redis_namespace}dropped"))
+            cache = OwnKeys(shared, redis_namespace)
         yield await _build(stack, database, cache, clock, request)

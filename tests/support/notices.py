@@ -31,7 +31,7 @@ from refract.services.notifications.settings.sending import MailSettings
 from tests.support.buses import Buses
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import Location, open_database
-from tests.support.deliveries import notifications_dsn, notifications_file, notifications_location
+from tests.support.deliveries import empty, notifications_dsn, notifications_file, notifications_location
 from tests.support.http import Answer, Client
 from tests.support.http import running as served
 from tests.support.worlds import buses_beside, running
@@ -64,18 +64,6 @@ WAITING = Statement(
     "waiting",
     "Finds who waits.",
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-)
-
-TABLES = (
-    "notifications",
-    "recipients",
-    "preferences",
-    "digests",
-    "webhooks",
-    "deliveries",
-    "outbox",
-    "inbox",
-    "inbox_attempts",
 )
 
 ON_SQLITE = pytest.mark.parametrize("notifications_location", ["embedded"], indirect=True)
@@ -265,17 +253,10 @@ async def notices(notifications_location: Location, request: pytest.FixtureReque
     async with AsyncExitStack() as stack:
         database = await open_database(notifications_location)
         stack.push_async_callback(database.close)
-        stack.push_async_callback(_empty, database)
+        stack.push_async_callback(empty, database)
         buses = buses_beside(notifications_location, request)
         stack.push_async_callback(buses.close)
         yield NoticesWorld(notifications_location, database, ManualClock(), buses, stack)
-
-
-async def _empty(database: Database) -> None:
-    """For the next test, which has the same database: to make one on a server takes a second."""
-    async with database.transaction() as tx:
-        for table in TABLES:
-            await tx.execute(Statement("empty", "Empties a table.", f"DELETE FROM {table}"))
 
 
 LINE = "would send email to user"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,6 +25,12 @@ from refract.services.analytics.domain.tallies import Tally
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import Location, open_database
+
+TODAY = datetime(2026, 3, 1, tzinfo=UTC)
+YESTERDAY = datetime(2026, 2, 28, tzinfo=UTC)
+FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)
+HOURS = timedelta(hours=1)
+DAYS = timedelta(days=1)
 
 ROLLUPS = Statement("rollups", "Reads all rollups.", "SELECT * FROM rollups ORDER BY short_code, span, starts_at")
 STALE = Statement("stale", "Reads all marks.", "SELECT * FROM stale ORDER BY short_code, span, starts_at, mark")
@@ -107,6 +113,10 @@ class PeriodsWorld:
     def house(self, database: Database | None = None) -> Housekeeping:
         """A house of its own, as another process has it."""
         return Housekeeping(database or self.database, self.clock, **self.kept)
+
+    async def fold(self) -> int:
+        """Fold what is due; how many rows were written."""
+        return await self.house().folding.fold()
 
     async def count(self, *clicks: Click) -> None:
         """Count clicks in one transaction."""

@@ -2,8 +2,10 @@
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from refract.runtime.distributed.record_log import KafkaLog
@@ -115,3 +117,12 @@ async def take(reader: RecordReader, count: int) -> list[ReceivedRecord]:
     while len(found) < count:
         found += await reader.next_batch()
     return found
+
+
+@pytest.fixture(params=["embedded", "distributed"])
+async def logs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Logs]:
+    """Where logs of one mode meet."""
+    embedded = request.param == "embedded"
+    logs: Logs = EmbeddedLogs(tmp_path) if embedded else KafkaLogs(request.getfixturevalue("kafka_bootstrap"))
+    yield logs
+    await logs.close()

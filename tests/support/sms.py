@@ -3,11 +3,12 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -271,11 +272,44 @@ class SmsWorld:
         await self.state.delete(key_of(user_id))
 
 
+class Burst:
+    """Clients who send for one user without rest, and what they were told."""
+
+    def __init__(self, worlds: list[SmsWorld], user_id: int) -> None:
+        self._worlds = worlds
+        self.user_id = user_id
+        self._numbers = count()
+        self.said: Counter[int] = Counter()
+        self.sent: list[str] = []
+        """The messages that were answered with 200."""
+
+    async def send(self, number: int, at_once: int = 20) -> None:
+        """So many requests, some at a time, over all worlds."""
+        left = islice(self._numbers, number)
+        async with asyncio.TaskGroup() as clients:
+            for index in range(at_once):
+                clients.create_task(self._client(self._worlds[index % len(self._worlds)], left))
+
+    async def _client(self, world: SmsWorld, left: Iterator[int]) -> None:
+        async with await Client.connect(world.port) as client:
+            for number in left:
+                body = msgspec.json.encode({"userId": self.user_id, "message": f"{number}"})
+                answer = await client.post("/api/send", body)
+                self.said[answer.status] += 1
+                if answer.status == 200:
+                    self.sent.append(f"{number}")
+
+
 @asynccontextmanager
 async def sms_world(
-    location: Location, request: pytest.FixtureRequest, *, fast_path: bool = True, redis: str | None = None
+    location: Location,
+    request: pytest.FixtureRequest,
+    *,
+    fast_path: bool = True,
+    redis: str | None = None,
+    kafka: str | None = None,
 ) -> AsyncIterator[SmsWorld]:
-    """A world on an empty database; `redis` names another than the usual."""
+    """A world on an empty database; `redis` and `kafka` name others than the usual."""
     await migrate("sms", location)
     buses = buses_beside(location, request)
     async with AsyncExitStack() as stack:
@@ -292,8 +326,8 @@ async def sms_world(
         else:
             address = redis or request.getfixturevalue("redis_address")
             state = DistributedStateStore(await stack.enter_async_context(connected(address, deadline=1.0)))
-            log = kafka = KafkaLog(request.getfixturevalue("kafka_bootstrap"))
-            await kafka.start()
+            log = in_kafka = KafkaLog(kafka or request.getfixturevalue("kafka_bootstrap"))
+            await in_kafka.start()
         records = Corner(log, f"test-{secrets.token_hex(4)}-")
         stack.push_async_callback(records.close)
         for topic in (OUTBOUND, NOTIFICATION_EVENTS):

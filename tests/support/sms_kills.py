@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ledger import Ledger, Verdict
-from tests.support.servers import Kafka, Server
+from tests.support.servers import Kafka, Redis, Server
 from tests.support.servers.selection import started as started_servers
 from tests.support.sms_processes import DistributedSms, SmsProcess, Texting, texting
 from tests.support.waiting import eventually
@@ -29,15 +29,23 @@ def kafka() -> Iterator[Kafka]:
         yield server
 
 
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    """One of the test's own, too: its users have the numbers that they have in other tests, and other limits there."""
+    with started_servers([Redis]) as [server]:
+        assert isinstance(server, Redis)
+        yield server
+
+
 def distributed(
     request: pytest.FixtureRequest, folder: Path, dsn: str, kafka: Server, **changes: str
 ) -> DistributedSms:
-    """One on servers of this run, and on a broker of its own."""
+    """One on servers of this run, and on a broker and a Redis of the test's own."""
     return DistributedSms(
         folder,
         changes,
         postgres=dsn,
-        redis=request.getfixturevalue("redis_address"),
+        redis=request.getfixturevalue("redis").address,
         rabbitmq=request.getfixturevalue("rabbitmq_url"),
         kafka=kafka.address,
     )

@@ -115,7 +115,7 @@ def test_where_nothing_is_folded_hours_are_not_asked_for_one_by_one() -> None:
     assert (wanted.hours, wanted.days, wanted.months) == ([], [], [])
 
 
-moments = st.datetimes(datetime(2026, 3, 1), datetime(2026, 3, 1, 0, 9), timezones=st.just(UTC))  # noqa: DTZ001  # see `timezones`
+moments = st.datetimes(datetime(2026, 3, 1), datetime(2026, 3, 1, 0, 9), timezones=st.just(UTC))  # noqa: DTZ001  # bounds have no zone; `timezones` gives it
 
 
 whole_minutes = st.integers(-5, 15).map(lambda minute: moment_of(MARCH + minute))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from refract.kernel.errors import PoisonMessage
 from refract.kernel.events import (
     LINK_EXCHANGE,
+    LONGEST_ID,
     MAX_REASON,
     PLATFORM_EXCHANGE,
     Event,
@@ -20,7 +21,10 @@ from refract.kernel.events import (
     LinkEvent,
     Moment,
     PlatformEvent,
+    Unreadable,
+    array_of,
     encode_batch,
+    parts_of,
 )
 
 
@@ -59,7 +63,7 @@ ENVELOPE: dict[str, Any] = {
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 offsets = st.integers(min_value=-23 * 60 - 59, max_value=23 * 60 + 59).map(lambda m: timezone(timedelta(minutes=m)))
 moments = st.datetimes(timezones=st.one_of(st.just(UTC), offsets))
-stamped_texts = texts.filter(bool)
+stamped_texts = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=LONGEST_ID)
 page_seen = st.builds(
     PageSeen,
     occurred_at=moments,
@@ -197,6 +201,9 @@ POISON_FLAT = {
     "no id at all": (flat(event_id="", correlation_id=""), "neither event_id nor correlation_id"),
     "no id in one element": (b"[" + flat() + b"," + flat(event_id="", correlation_id="") + b"]", "neither event_id"),
     "an id that is no text": (flat(event_id=5), "`$.event_id`"),
+    "an id that is too long": (flat(event_id="x" * (LONGEST_ID + 1)), "an id of 257 characters that cannot be kept"),
+    "an id that no database keeps": (flat(event_id="a\0b"), "an id of 3 characters that cannot be kept"),
+    "a story in place of an id that no database keeps": (flat(event_id="", correlation_id="a\0"), "an id of 2"),
 }
 POISON_ENVELOPE = {
     "nothing": (b"", "truncated"),
@@ -262,6 +269,36 @@ def test_a_body_with_one_byte_changed_is_an_event_or_poison(data: st.DataObject)
     routing_key, body = data.draw(st.sampled_from([("page.seen", flat()), ("email.wanted", envelope())]))
     place = data.draw(st.integers(0, len(body) - 1))
     decode_or_poison(routing_key, body[:place] + data.draw(st.binary(max_size=2)) + body[place + 1 :])
+
+
+@given(st.lists(st.one_of(page_seen, st.sampled_from([b"7", b"null", b"[]", b"{}", flat(page=None)])), max_size=8))
+def test_of_an_array_every_event_is_read_and_the_rest_is_told_apart(parts: list[PageSeen | bytes]) -> None:
+    events = [part for part in parts if isinstance(part, PageSeen)]
+    others = [part for part in parts if isinstance(part, bytes)]
+    body = array_of(part if isinstance(part, bytes) else part.encode() for part in parts)
+    assert parts_of(body) == [part if isinstance(part, bytes) else part.encode() for part in parts]
+    if not events:
+        with pytest.raises(PoisonMessage):
+            DECODER.sort_out("page.seen", body)
+        return
+    found, unreadable = DECODER.sort_out("page.seen", body)
+    assert (found, [one.body for one in unreadable]) == (events, others)
+    assert all(one.reason.startswith("page.seen: ") for one in unreadable)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1", b"7", b"{}", b'"[]"', b"\xff", b"[" * DEEP, b"[]"])
+def test_what_is_no_array_has_no_parts(body: bytes) -> None:
+    assert parts_of(body) == []
+    with pytest.raises(PoisonMessage):
+        DECODER.sort_out("page.seen", body)
+
+
+def test_an_array_for_a_reader_of_others_is_not_looked_into() -> None:
+    with pytest.raises(PoisonMessage, match="not an event that this reader knows"):
+        DECODER.sort_out("page.left", array_of([flat(), flat()]))
+    assert DECODER.sort_out("page.seen", array_of([flat(), b"7"]))[1] == [
+        Unreadable(b"7", "page.seen: Expected `object | array`, got `int`")
+    ]
 
 
 def decode_or_poison(routing_key: str, body: bytes) -> None:

@@ -1,8 +1,6 @@
-"""What users are told: titles that say what happened in one plain line; preferences, digests and cursors."""
+"""What users are told: titles that say what happened in one plain line; preferences and digests."""
 
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from refract.services.links.api import UrlCreated
 from refract.services.notifications.domain.digests import Line, digest_lines, digest_subject, next_digest
 from refract.services.notifications.domain.notices import LONGEST_ID, LONGEST_TITLE, NoticeDecoder, notice_of, one_line
 from refract.services.notifications.domain.preferences import EVENTS, Digest, Preferences
-from refract.services.notifications.queries.paging import Cursor
 from refract.services.notifications.settings import NotificationSettings
 from tests.support.notices import ALICE, URL, created, deleted, reached
 
@@ -126,21 +123,6 @@ def test_a_digest_sums_up_what_it_does_not_know_too() -> None:
     assert digest_subject(Digest.DAILY, lines) == "Your day: 1 new link, 2 others"
     assert digest_lines(lines) == ["a", "b", "c"]
     assert digest_lines([Line("url.created", str(number)) for number in range(51)])[-1] == "… and 1 more"
-
-
-# Cursors.
-
-
-@given(moment=MOMENTS, key=st.uuids())
-def test_a_cursor_comes_back(moment: datetime, key: UUID) -> None:
-    cursor = Cursor(moment, str(key))
-    assert Cursor.read(cursor.write()) == cursor
-
-
-@given(text=st.text() | st.from_regex(r"[0-9a-zA-Z]{0,14}-[0-9a-zA-Z]{0,24}", fullmatch=True))
-def test_a_text_is_a_cursor_that_would_be_written_so_or_refused(text: str) -> None:
-    with suppress(Invalid):
-        assert Cursor.read(text).write() == text
 
 
 # Settings.

@@ -152,6 +152,7 @@ def test_a_copy_of_a_fixed_window_lives_as_long_as_the_document_says(elapsed: fl
         "rateLimit": 5,
         "currentCount": 0 if over else 3,
         "resetsAt": 0 if over else in_milliseconds(START + limit.window),
+        "madeAt": in_milliseconds(START + timedelta(seconds=elapsed)),
     }
 
 
@@ -162,10 +163,16 @@ def test_a_copy_of_a_sliding_window_lives_until_the_next_slot_is_free_and_knows_
     half = some_limit("sliding", used=3)
     free = forgets_at(half, START)
     assert copy_of(half, START).seconds == (free - START).total_seconds() == 610
-    assert copy_of(half, START).fields == {"rateLimit": 5, "currentCount": 3, "resetsAt": 0}
+    made = in_milliseconds(START)
+    assert copy_of(half, START).fields == {"rateLimit": 5, "currentCount": 3, "resetsAt": 0, "madeAt": made}
     full = decide(half, START + timedelta(seconds=15), 2).limit
     copy = copy_of(full, START + timedelta(seconds=20))
-    assert copy.fields == {"rateLimit": 5, "currentCount": 5, "resetsAt": in_milliseconds(free)}
+    assert copy.fields == {
+        "rateLimit": 5,
+        "currentCount": 5,
+        "resetsAt": in_milliseconds(free),
+        "madeAt": in_milliseconds(START + timedelta(seconds=20)),
+    }
     assert copy.seconds == 590
 
 

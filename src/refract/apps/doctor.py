@@ -235,7 +235,7 @@ def _revision_words(name: str, current: str | None) -> str:
 
 
 async def _postgresql(dsn: str) -> str:
-    from refract.runtime.distributed.database import PostgresDatabase  # noqa: PLC0415
+    from refract.runtime.distributed.database import PostgresDatabase  # noqa: PLC0415  # drivers: only where needed
 
     database = await PostgresDatabase.open(dsn, service="doctor", pauses=(0.0,))
     try:

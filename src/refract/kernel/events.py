@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -15,6 +15,8 @@ PLATFORM_EXCHANGE = "smap.events"
 LEGACY_MAIL_EXCHANGE = "smtp_send_email_exc"
 
 MAX_REASON = 300
+LONGEST_ID = 256
+"""Characters of an id that events are told apart by: what any database keeps in an index."""
 
 FANOUT_EXCHANGES = frozenset({LEGACY_MAIL_EXCHANGE})
 
@@ -115,11 +117,19 @@ class _Envelope(Struct, frozen=True, kw_only=True):
 
 _encoder = msgspec.json.Encoder()
 _envelopes = msgspec.json.Decoder(_Envelope)
+_arrays = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def encode_batch(events: Iterable[LinkEvent]) -> bytes:
     """Several events of the flat family as one body (decision 7)."""
     return _encoder.encode(list(events))
+
+
+class Unreadable(NamedTuple):
+    """One of several in a body that is no event for this reader: as it came, and what is wrong with it."""
+
+    body: bytes
+    reason: str
 
 
 class EventDecoder:
@@ -145,9 +155,33 @@ class EventDecoder:
         if not events:
             raise PoisonMessage(f"{routing_key}: the body is an empty array")
         for event in events:
-            if not event.event_id and not event.correlation_id:
+            name = event.event_id or event.correlation_id
+            if not name:
                 raise PoisonMessage(f"{routing_key}: neither event_id nor correlation_id, so it cannot be told apart")
+            if len(name) > LONGEST_ID or not name.isprintable():
+                raise PoisonMessage(f"{routing_key}: an id of {len(name)} characters that cannot be kept")
         return events
+
+    def sort_out(self, routing_key: str, body: bytes) -> tuple[list[Event], list[Unreadable]]:
+        """The events in a body, at least one, and what of an array is none; raises PoisonMessage if all of it is."""
+        try:
+            return self.decode(routing_key, body), []
+        except PoisonMessage:
+            events: list[Event] = []
+            unreadable: list[Unreadable] = []
+            for part in parts_of(body) if routing_key in self._flat else ():
+                try:
+                    events += self._decode_part(routing_key, part)
+                except PoisonMessage as error:
+                    unreadable.append(Unreadable(part, str(error)))
+            if not events:
+                raise
+            return events, unreadable
+
+    def _decode_part(self, routing_key: str, part: bytes) -> list[Event]:
+        if part.startswith(b"["):
+            raise PoisonMessage(f"{routing_key}: an array within an array")
+        return self.decode(routing_key, part)
 
     def _decode(self, routing_key: str, body: bytes) -> list[Event]:
         flat = self._flat.get(routing_key)
@@ -158,6 +192,19 @@ class EventDecoder:
         if event is None:
             raise PoisonMessage(f"{routing_key}: not an event that this reader knows")
         return [_open_envelope(event, _envelopes.decode(body))]
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """The elements of an array as they stand in it, or none where the body is no array."""
+    try:
+        return [bytes(part).strip() for part in _arrays.decode(body)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def array_of(parts: Iterable[bytes]) -> bytes:
+    """A body of such elements."""
+    return b"[%b]" % b",".join(parts)
 
 
 def _shortened(reason: str) -> str:

@@ -42,7 +42,7 @@ class HeldAnswer(Struct, eq=False, gc=False):
         if self.deliver is not None:
             self.deliver(self)
 
-    def abandon(self, status: int) -> None:  # noqa: ARG002  # for those who want to know
+    def abandon(self, status: int) -> None:  # noqa: ARG002  # those who override it may want to know
         """Nobody waits for it any more: the client has gone, or was given this status instead."""
         self.deliver = None
 
@@ -84,7 +84,7 @@ class FastPath(ABC):
         `peer` is the address at the other end of the connection, which may be a proxy's.
         """
 
-    def remember(self, headers: Headers, peer: str) -> object | None:  # noqa: ARG002  # nothing, unless it can
+    def remember(self, headers: Headers, peer: str) -> object | None:  # noqa: ARG002  # for those who override it
         """What follows from the header fields alone, for requests of the same connection that repeat them to the byte;
         None where nothing does."""
         return None

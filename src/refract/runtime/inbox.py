@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from itertools import compress
 from typing import Any
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, PoisonMessage, TimedOut, Unavailable
+from refract.kernel.errors import NotPublished, TimedOut, Unavailable
 from refract.kernel.events import Event, EventDecoder
 from refract.runtime.correlation import correlated
+from refract.runtime.letters import Letter, in_pieces, left_over, open_letter
 from refract.runtime.messages import Delivery, Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, QueueReader, Transaction
@@ -111,15 +112,6 @@ PRUNE_ATTEMPTS = Statement(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A delivery and the events in it, or what is wrong with it."""
-
-    delivery: Delivery
-    events: list[Event]
-    unreadable: str = ""
-
-
 class Inbox:
     """Reads one queue into one database. Several may read the same queue, in one process or in many."""
 
@@ -157,17 +149,17 @@ class Inbox:
 
     async def settle(self, reader: QueueReader, deliveries: Sequence[Delivery]) -> list[Letter]:
         """Handle a batch as one, but what may have killed a reader before one by one; returns what failed."""
-        letters = [self._opened(delivery) for delivery in deliveries]
+        letters = [open_letter(delivery, self._decoder) for delivery in deliveries]
         failed = [letter for letter in letters if letter.unreadable]
         readable = [letter for letter in letters if not letter.unreadable]
         fresh = [letter for letter in readable if not letter.delivery.redelivered]
         again = [letter for letter in readable if letter.delivery.redelivered]
-        for piece in _pieces(fresh):
+        for piece in in_pieces(fresh, MOST_EVENTS):
             failed += await self._settle_together(reader, piece)
         if again:
             # A broker that was killed delivers everything again: a second delivery alone is no reason to go slowly.
             second, suspects = await self._told_apart(again)
-            for piece in _pieces(second):
+            for piece in in_pieces(second, MOST_EVENTS):
                 failed += await self._settle_together(reader, piece, counted=True)
             for letter in suspects:
                 await self.settle_alone(reader, letter)
@@ -188,19 +180,13 @@ class Inbox:
             known = [_storable(letter.delivery.message.message_id) in first for letter in letters]
             return list(compress(letters, known)), list(compress(letters, [not one for one in known]))
 
-    def _opened(self, delivery: Delivery) -> Letter:
-        try:
-            return Letter(delivery, self._decoder.decode(delivery.message.routing_key, delivery.message.body))
-        except PoisonMessage as error:
-            return Letter(delivery, [], unreadable=str(error))
-
     async def _settle_together(
         self, reader: QueueReader, letters: list[Letter], *, counted: bool = False
     ) -> list[Letter]:
         """Handle letters as one, and in parts where that fails; returns those that fail by themselves."""
         if await self._applied_together(letters, counted=counted):
-            await reader.acknowledge([letter.delivery for letter in letters])
-            return []
+            await reader.acknowledge([letter.delivery for letter in letters if letter.rest is None])
+            return [letter.rest for letter in letters if letter.rest is not None]
         if len(letters) == 1:
             return letters
         size = max(1, len(letters) // PARTS)
@@ -226,10 +212,15 @@ class Inbox:
 
     async def settle_alone(self, reader: QueueReader, letter: Letter) -> None:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
-        if letter.unreadable:
-            await self._bury(reader, letter.delivery, letter.unreadable)
-            return
+        with correlated(letter.correlation_id):
+            if letter.unreadable:
+                await self._bury(reader, letter.delivery, letter.unreadable)
+            else:
+                await self._settle_by_itself(reader, letter)
+
+    async def _settle_by_itself(self, reader: QueueReader, letter: Letter) -> None:
         pause, counted = 0.0, False
+        left: Letter | None = None
         while True:
             try:
                 async with self._one_at_a_time:
@@ -239,6 +230,7 @@ class Inbox:
                         attempts, last_error = await self._count_attempt(letter)
                         counted = True
                     if attempts > ATTEMPTS:
+                        left = await self._given_up(letter, attempts, last_error)
                         await self._forget(letter)
                         break
                     failure = await self._attempt(letter)
@@ -247,12 +239,34 @@ class Inbox:
                 pause = await self._wait_for_dependency(error, pause)
                 continue
             if failure is None:
-                await reader.acknowledge([letter.delivery])
-                return
+                left = letter.rest
+                break
             counted = False
             logger.warning("message failed", extra={"queue": self._queue.name, "attempt": attempts, "error": failure})
             await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempts))
-        await self._bury(reader, letter.delivery, last_error or f"the reader died {ATTEMPTS} times while handling it")
+        if left is None:
+            await reader.acknowledge([letter.delivery])
+        else:
+            await self._bury(reader, left.delivery, left.unreadable)
+
+    async def _given_up(self, letter: Letter, attempts: int, last_error: str | None) -> Letter | None:
+        """What is to be buried of a letter after its last attempt: of an array only what fails by itself."""
+        reason = last_error or f"the reader died {ATTEMPTS} times while handling it"
+        # Once, because it may die of this, too; and not at all of what it has died of before.
+        if last_error is None or attempts > ATTEMPTS + 1 or len(letter.events) == 1:
+            return replace(letter, unreadable=reason)
+        failing = {event.identity for event in await self._failing(letter)}
+        return left_over(letter, self._decoder, failing, reason) if failing else letter.rest
+
+    async def _failing(self, letter: Letter) -> list[Event]:
+        """The events of a letter that fail by themselves; the others are handled."""
+        failing: list[Event] = []
+        size = max(1, len(letter.events) // PARTS)
+        for first in range(0, len(letter.events), size):
+            part = replace(letter, events=letter.events[first : first + size])
+            if not await self._applied_together([part], counted=False):
+                failing += part.events if len(part.events) == 1 else await self._failing(part)
+        return failing
 
     async def _attempt(self, letter: Letter) -> str | None:
         """What went wrong, if it was the message's fault. A dependency's fault is raised."""
@@ -341,20 +355,6 @@ class Inbox:
         logger.warning("reader waits for a dependency", extra={"queue": self._queue.name, "error": str(error)})
         await asyncio.sleep(pause)
         return pause
-
-
-def _pieces(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Letters in their order, as many together as may go into one transaction, and at least one."""
-    piece: list[Letter] = []
-    events = 0
-    for letter in letters:
-        if piece and events + len(letter.events) > MOST_EVENTS:
-            yield piece
-            piece, events = [], 0
-        piece.append(letter)
-        events += len(letter.events)
-    if piece:
-        yield piece
 
 
 def _reason(error: Exception) -> str:

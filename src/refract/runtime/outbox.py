@@ -11,6 +11,7 @@ from refract.kernel.errors import BusAway, NotPublished, Unavailable
 from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, Reads, Row, Transaction
+from refract.runtime.rounds import in_batches
 from refract.runtime.statements import Statement
 
 logger = logging.getLogger("refract.outbox")
@@ -278,13 +279,8 @@ async def pending_in_outbox(database: Database) -> int:
 
 async def prune_outbox(database: Database, before: datetime) -> int:
     """Delete what was published and announced before a moment, in batches that hold no lock for long."""
-    pruned = 0
-    while True:
-        async with database.transaction() as tx:
-            deleted = await tx.execute(PRUNE, before=_first_id_at(before), batch=PRUNE_BATCH)
-        pruned += deleted
-        if deleted < PRUNE_BATCH:
-            return pruned
+    first = _first_id_at(before)
+    return await in_batches(database, PRUNE_BATCH, lambda tx: tx.execute(PRUNE, before=first, batch=PRUNE_BATCH))
 
 
 async def replay_outbox(database: Database, since: datetime, until: datetime) -> int:

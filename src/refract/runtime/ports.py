@@ -84,7 +84,10 @@ class QueueReader(Protocol):
         """They were not handled: they come again, marked as redelivered."""
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
-        """Move it to the queue's dead letters: first safe there, then gone here."""
+        """Move it to the queue's dead letters: first safe there, then gone here.
+
+        Kept is the body that its message has now: of an array perhaps only the part that could not be handled.
+        """
 
 
 class EventBus(Protocol):

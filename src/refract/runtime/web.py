@@ -46,9 +46,11 @@ BEARER = "bearer"
 
 WANTS_TOKEN: list[dict[str, list[str]]] = [{BEARER: []}]
 
+DISCONNECTED = "client disconnected prematurely"
+"""Litestar's words for a client that left before the end of its body, in an error of ours."""
+
 _DOCUMENTED = "documented"
 _UNREADABLE = "invalid request body"
-_DISCONNECTED = "client disconnected prematurely"  # Litestar's words
 
 
 def takes_body(limit: int, *, documented: bool = True) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[
         return _render_ours(request, error)
     if isinstance(error, HTTPException) and error.status_code < 500:
         return _render_litestars(error)
-    if isinstance(error, HTTPException) and error.detail == _DISCONNECTED:
+    if isinstance(error, HTTPException) and error.detail == DISCONNECTED:
         return _error_response(400, error.detail)  # nobody reads it
     _log_failure(request, error)
     return _error_response(500, RefractError.message)

@@ -30,7 +30,7 @@ _OF_THE_RECORD = frozenset(
         KafkaError.TOPIC_EXCEPTION,
         KafkaError.INVALID_RECORD,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001  # the library's own errors have public names with an underscore
     }
 )
 """Errors that say something about one record or its topic, and nothing about the others."""

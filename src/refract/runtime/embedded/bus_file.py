@@ -62,7 +62,7 @@ FROM messages WHERE queue = ? AND id > ? ORDER BY id LIMIT ?
 _MARK_HANDED_OUT = "UPDATE queues SET handed_out = ?2 WHERE id = ?1 AND handed_out < ?2"
 _BURY = """
 INSERT INTO dead_letters (queue, exchange, routing_key, body, message_id, correlation_id, reason, buried_at)
-SELECT queue, exchange, routing_key, body, message_id, correlation_id, ?, ? FROM messages WHERE id = ?
+SELECT queue, exchange, routing_key, ?, message_id, correlation_id, ?, ? FROM messages WHERE id = ?
 """
 _DEAD_LETTERS = """
 SELECT reason, buried_at, exchange, routing_key, body, message_id, correlation_id
@@ -145,9 +145,9 @@ def delete(connection: sqlite3.Connection, ids: Collection[int]) -> None:
     connection.executemany("DELETE FROM messages WHERE id = ?", [(number,) for number in ids])
 
 
-def bury(connection: sqlite3.Connection, number: int, reason: str, moment: datetime) -> None:
-    """Move one message to the dead letters of its queue."""
-    connection.execute(_BURY, (reason, moment.astimezone(UTC).isoformat(), number))
+def bury(connection: sqlite3.Connection, number: int, body: bytes, reason: str, moment: datetime) -> None:
+    """Move one message to the dead letters of its queue, with what of its body is to be kept."""
+    connection.execute(_BURY, (body, reason, moment.astimezone(UTC).isoformat(), number))
     delete(connection, [number])
 
 

@@ -250,7 +250,8 @@ class EmbeddedReader:
     async def bury(self, delivery: Delivery, reason: str) -> None:
         """Move it to the dead letters in one transaction."""
         for number in self._holding([delivery]):
-            job = partial(bus_file.bury, number=number, reason=reason[:REASON_LENGTH], moment=self._clock.now())
+            body, moment = delivery.message.body, self._clock.now()
+            job = partial(bus_file.bury, number=number, body=body, reason=reason[:REASON_LENGTH], moment=moment)
             await self._file.run(job, safe=True)
             self._let_go([number])
 

@@ -6,6 +6,7 @@ from refract.runtime.messages import Binding, Queue
 from refract.runtime.service import Reaction
 from refract.services.analytics.commands.following import follow
 from refract.services.analytics.commands.ingesting import Ingesting
+from refract.services.analytics.domain.clicks import TEXT_LENGTH
 from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 
@@ -23,7 +24,7 @@ QUEUES = (CLICKS, LINKS)
 
 
 class ClickDecoder(EventDecoder):
-    """Reads clicks, single or in an array; one that names no link is poison, and what it came with too."""
+    """Reads clicks, single or in an array; one that names no link is poison."""
 
     def __init__(self) -> None:
         super().__init__(UrlClicked)
@@ -31,8 +32,13 @@ class ClickDecoder(EventDecoder):
     def decode(self, routing_key: str, body: bytes) -> list[Event]:
         """The clicks in a body, at least one; raises PoisonMessage that says what is wrong."""
         events = super().decode(routing_key, body)
-        if not all(isinstance(event, UrlClicked) and event.short_code for event in events):
-            raise PoisonMessage(f"{routing_key}: a click without a short_code")
+        for event in events:
+            assert isinstance(event, UrlClicked), "the decoder knows no others"
+            code = event.short_code
+            if not code:
+                raise PoisonMessage(f"{routing_key}: a click without a short_code")
+            if len(code) > TEXT_LENGTH or not code.isprintable():
+                raise PoisonMessage(f"{routing_key}: a short_code of {len(code)} characters that no link has")
         return events
 
 

@@ -168,6 +168,17 @@ def parameters_of(link: Link) -> dict[str, Any]:
     return parameters
 
 
+def ending_of(link: Link) -> dict[str, Any]:
+    """What a statement writes that ends a link: its status, what is left of its key, its version and the moment."""
+    return {
+        "id": link.id,
+        "status": link.status.value,
+        "url_key": link.url_key,
+        "version": link.version,
+        "updated_at": link.updated_at,
+    }
+
+
 def _documents_of(links: Sequence[Link]) -> tuple[list[dict[str, Any]], bytes]:
     """Links as INSERT_LINKS takes them."""
     documents, digests = [], bytearray()

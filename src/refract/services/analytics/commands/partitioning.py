@@ -12,10 +12,12 @@ from refract.services.analytics.domain.periods import DAY, start_of
 from refract.services.analytics.store.expiry import (
     DELETE_CLICKS,
     IN_DEFAULT,
+    KEEP_OTHERS_OUT,
     OLD_CLICKS,
     PARTITIONS,
     drop_partition,
     make_partition,
+    move_clicks,
 )
 from refract.services.analytics.store.periods import BE_BRIEF
 
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 AHEAD = 7
 """Days for which there are partitions before they come: so long may nobody keep house."""
+
+MOST_MOVED = 100_000
+"""So many clicks are moved into a new partition: a second or so, in which everybody else waits."""
 
 PAGE = 500
 DELETE_BATCH = 1_000
@@ -51,10 +56,11 @@ class Partitions:
         days = [today + timedelta(days=number) for number in range(AHEAD + 1)]
         made = 0
         for day in days:
-            if _name(day) not in known and not await self._is_in_default(day):
-                if not await self._make(day):
-                    break  # whoever is in our way is in the way of them all
-                made += 1
+            if _name(day) in known or (waiting := await self._in_default(day)) > MOST_MOVED:
+                continue
+            if not await self._make(day, waiting):
+                break  # whoever is in our way is in the way of them all
+            made += 1
         return made
 
     async def drop(self) -> int:
@@ -75,22 +81,29 @@ class Partitions:
     async def _names(self) -> list[str]:
         return [row["name"] for row in await self._database.fetch(PARTITIONS)]
 
-    async def _is_in_default(self, day: datetime) -> bool:
-        """Whether clicks were here before their partition, as after a week without us: then the day stays there."""
-        return await self._database.fetch_one(IN_DEFAULT, begin=day, end=day + timedelta(days=1)) is not None
+    async def _in_default(self, day: datetime) -> int:
+        """How many clicks were here before their partition. Where they are too many to be moved the day stays there."""
+        row = await self._database.fetch_one(IN_DEFAULT, begin=day, end=day + timedelta(days=1), most=MOST_MOVED + 1)
+        assert row is not None, "a count is always a row"
+        found: int = row["clicks"]
+        return found
 
-    async def _make(self, day: datetime) -> bool:
-        end = day + timedelta(days=1)
+    async def _make(self, day: datetime, waiting: int) -> bool:
+        name, end = _name(day), day + timedelta(days=1)
+        make, attach = make_partition(name, day.isoformat(), end.isoformat())
         try:
             async with self._database.transaction() as tx:
                 await tx.execute(BE_BRIEF)
-                for statement in make_partition(_name(day), day.isoformat(), end.isoformat()):
-                    await tx.execute(statement)
+                await tx.execute(make)
+                if waiting:
+                    await tx.execute(KEEP_OTHERS_OUT)
+                    await tx.execute(move_clicks(name), begin=day, end=end)
+                await tx.execute(attach)
         except (StatementFailed, Unavailable) as error:
             # Another process was faster, or a click was, or somebody reads at length: there is the default one.
-            log.warning("partition not made; will retry", extra={"partition": _name(day), "error": str(error)})
+            log.warning("partition not made; will retry", extra={"partition": name, "error": str(error)})
             return False
-        log.info("partition made", extra={"partition": _name(day)})
+        log.info("partition made", extra={"partition": name, "clicks_moved": waiting})
         return True
 
     async def _drop(self, name: str) -> bool:

@@ -17,7 +17,7 @@ from refract.services.analytics.http.describing import CLICK, FILE, TAGS, errors
 from refract.services.analytics.http.parameters import Caller, Code
 from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest, Place
 from refract.services.analytics.queries.exporting import Format, write_file
-from refract.services.analytics.queries.live import LiveWatch
+from refract.services.analytics.queries.live import LiveWatch, Viewer
 from refract.services.analytics.queries.owners import find_own
 from refract.services.analytics.queries.ranges import choice, read_flag, read_moment, read_zone
 from refract.services.analytics.queries.reading import Reader
@@ -110,8 +110,8 @@ def live_routes(reader: Reader, watch: LiveWatch, clock: Clock) -> list[Any]:
             last_clicked_at=None if link.clicked is None else link.clicked.end,
         )
         seconds = min(LONGEST_STREAM, caller.expires_at - clock.now()).total_seconds()
-        watch.check_room()  # before the answer begins, which cannot be taken back
-        events = _events(watch, seen, clock, clock.monotonic() + seconds)
+        viewer = watch.enter(seen)  # before the answer begins, which cannot be taken back
+        events = _events(watch, viewer, clock, clock.monotonic() + seconds)
         return _stream(request, events, "text/event-stream", {})
 
     return [watch_link]
@@ -127,8 +127,7 @@ def _stream(
     return Stream(pieces, media_type=media_type, headers=headers)
 
 
-async def _events(watch: LiveWatch, seen: LiveView, clock: Clock, end: float) -> AsyncIterator[bytes]:
-    viewer = watch.enter(seen)
+async def _events(watch: LiveWatch, viewer: Viewer, clock: Clock, end: float) -> AsyncIterator[bytes]:
     try:
         yield b"retry: 1000\n\n"
         while (left := end - clock.monotonic()) > 0 and not viewer.is_over:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from weakref import WeakSet
 
 from refract.kernel.errors import RefractError, Unavailable
 from refract.runtime.ports import Database
@@ -50,13 +51,14 @@ class Viewer:
 
 
 class LiveWatch:
-    """All viewers of this process."""
+    """All viewers of this process. One whom nobody holds any more, as where a client left before its stream began,
+    is none."""
 
     def __init__(self, database: Database, *, pause: float = PAUSE, most: int = MOST_VIEWERS) -> None:
         self._database = database
         self._pause = pause
         self._most = most
-        self._viewers: set[Viewer] = set()
+        self._viewers: WeakSet[Viewer] = WeakSet()
         self._wanted = asyncio.Event()
         self._is_over = False
 
@@ -65,13 +67,10 @@ class LiveWatch:
         """How many watch."""
         return len(self._viewers)
 
-    def check_room(self) -> None:
-        """Raises Unavailable when so many watch that nobody else may."""
+    def enter(self, seen: LiveView) -> Viewer:
+        """Watch a link, from what is known of it already; raises Unavailable when so many do that nobody else may."""
         if len(self._viewers) >= self._most:
             raise Unavailable("live", f"{self._most} watch already")
-
-    def enter(self, seen: LiveView) -> Viewer:
-        """Watch a link, from what is known of it already."""
         viewer = Viewer(seen.short_code, seen)
         if self._is_over:
             viewer.end()
@@ -82,13 +81,14 @@ class LiveWatch:
     def leave(self, viewer: Viewer) -> None:
         """Watch no more."""
         self._viewers.discard(viewer)
-        if not self._viewers:
-            self._wanted.clear()
 
     async def run(self) -> None:
         """Look, for as long as anybody does."""
         while True:
             await self._wanted.wait()
+            if not self._viewers:
+                self._wanted.clear()
+                continue
             try:
                 await self._look()
             except RefractError as error:
@@ -99,7 +99,7 @@ class LiveWatch:
     async def end(self) -> None:
         """Send everybody home."""
         self._is_over = True
-        for viewer in self._viewers:
+        for viewer in tuple(self._viewers):
             viewer.end()
 
     async def _look(self) -> None:

@@ -58,9 +58,21 @@ PARTITIONS = Statement(
 
 IN_DEFAULT = Statement(
     "clicks_in_default",
-    "Whether clicks of a day lie in the partition that takes what has no other.",
-    "SELECT 1 FROM clicks_default WHERE clicked_at >= :begin AND clicked_at < :end LIMIT 1",
-    sqlite="SELECT 1 LIMIT 0",
+    "How many clicks of a day lie in the partition that takes what has no other; no more than `most` are counted.",
+    """
+    SELECT count(*) AS clicks FROM (
+        SELECT 1 FROM clicks_default WHERE clicked_at >= :begin AND clicked_at < :end LIMIT :most
+    ) AS early
+    """,
+    sqlite="SELECT 0 AS clicks",
+)
+
+KEEP_OTHERS_OUT = Statement(
+    "keep_others_out",
+    # Whoever had already looked up the partitions, and then waited, would miss clicks that have moved meanwhile.
+    "Nobody reads or counts clicks until this transaction is over.",
+    "LOCK TABLE ONLY clicks IN ACCESS EXCLUSIVE MODE",
+    sqlite="SELECT 1",
 )
 
 OLD_CLICKS = Statement(
@@ -110,6 +122,18 @@ def make_partition(name: str, begin: str, end: str) -> tuple[Statement, Statemen
             "Makes it take the clicks of a day; only the default partition is locked for it.",
             f"ALTER TABLE clicks ATTACH PARTITION {name} FOR VALUES FROM ('{begin}') TO ('{end}')",
         ),
+    )
+
+
+def move_clicks(name: str) -> Statement:
+    """The statement that moves the clicks of a day from the default partition into the table that will be theirs."""
+    return Statement(
+        "move_clicks",
+        "Moves clicks: no partition can be attached while the default one holds what belongs there.",
+        f"""
+        WITH moved AS (DELETE FROM clicks_default WHERE clicked_at >= :begin AND clicked_at < :end RETURNING *)
+        INSERT INTO {name} SELECT * FROM moved
+        """,  # noqa: S608  # our own words
     )
 
 

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
 from refract.services.identity.api import EmailPasswordResetRequested, EmailVerificationRequested
 from refract.services.identity.domain.one_time import ResetAsked
@@ -14,8 +13,6 @@ log = logging.getLogger(__name__)
 
 FORGET_SECONDS = 15.0
 BATCH = 500
-
-Pause = Callable[[float], Awaitable[object]]
 
 _SECRET = ", ".join(
     f"'{event.routing_key()}'" for event in (EmailVerificationRequested, EmailPasswordResetRequested, ResetAsked)
@@ -44,19 +41,8 @@ class Forgetting:
 
     async def run(self) -> None:
         """Forget for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.forget()
-            except Unavailable as error:
-                log.warning("mails not forgotten; will retry", extra={"error": str(error)})
-            await self._pause(FORGET_SECONDS)
+        await repeat(self.forget, FORGET_SECONDS, log=log, trouble="mails not forgotten; will retry", pause=self._pause)
 
     async def forget(self) -> int:
         """Forget all mails that are published, in batches that hold no lock for long; returns how many rows."""
-        forgotten = 0
-        while True:
-            async with self._database.transaction() as tx:
-                deleted = await tx.execute(FORGET_SENT, batch=BATCH)
-            forgotten += deleted
-            if deleted < BATCH:
-                return forgotten
+        return await in_batches(self._database, BATCH, lambda tx: tx.execute(FORGET_SENT, batch=BATCH))

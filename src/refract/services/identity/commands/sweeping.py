@@ -2,19 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 600.0
 SWEEP_BATCH = 1_000
-
-Pause = Callable[[float], Awaitable[object]]
 
 
 def _forget(table: str, key: str, end: str) -> Statement:
@@ -44,22 +41,20 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.sweep()
-            except Unavailable as error:
-                log.warning("sweep failed; will retry", extra={"error": str(error)})
-            await self._pause(SWEEP_SECONDS)
+        await repeat(self.sweep, SWEEP_SECONDS, log=log, trouble="sweep failed; will retry", pause=self._pause)
 
     async def sweep(self) -> int:
         """Remove every row whose time is over, in batches; returns how many."""
         removed = 0
         for statement in FORGET:
-            batch = SWEEP_BATCH
-            while batch == SWEEP_BATCH:
-                async with self._database.transaction() as tx:
-                    batch = await tx.execute(statement, now=self._clock.now(), batch=SWEEP_BATCH)
-                removed += batch
+            removed += await self._remove(statement)
         if removed:
             log.info("forgot what is over", extra={"rows": removed})
         return removed
+
+    async def _remove(self, statement: Statement) -> int:
+        return await in_batches(
+            self._database,
+            SWEEP_BATCH,
+            lambda tx: tx.execute(statement, now=self._clock.now(), batch=SWEEP_BATCH),
+        )

@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.kernel.events import Event
 from refract.runtime.ports import Cache, Database, Transaction
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
 from refract.services.identity.api import UserDeleted
 from refract.services.links.api import UrlDeleted
 from refract.services.links.commands.making import cache_key
 from refract.services.links.domain.link import Link
-from refract.services.links.store import COLUMNS, link_of
+from refract.services.links.store import COLUMNS, ending_of, link_of
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +27,6 @@ LEASE = timedelta(seconds=30)
 LOOK_AGAIN = (timedelta(minutes=2), timedelta(hours=26))
 """After the first look. What was on its way when the account was deleted may have made a link since: a request that had
 passed the gateway by then; or one by a token of which a gateway had not heard that it is dead, as long as it lasted."""
-
-Pause = Callable[[float], Awaitable[object]]
 
 NOTE_DEPARTURE = Statement(
     "note_departure",
@@ -128,12 +125,8 @@ class Leaving:
 
     async def run(self) -> None:
         """Clear up for ever; what fails is tried again when its lease is over."""
-        while True:
-            try:
-                await self.clear_up()
-            except Unavailable as error:
-                log.warning("not cleared up after a deleted account; will retry", extra={"error": str(error)})
-            await self._pause(POLL_SECONDS)
+        trouble = "not cleared up after a deleted account; will retry"
+        await repeat(self.clear_up, POLL_SECONDS, log=log, trouble=trouble, pause=self._pause)
 
     async def clear_up(self) -> int:
         """Look at everybody who is due; returns how many links were cleared away."""
@@ -170,7 +163,7 @@ class Leaving:
             erased = [_erased(link_of(row), now) for row in rows]
             links = [link for link, _ in erased]
             if links:
-                await tx.execute_many(ERASE_LINK, [_parameters(link) for link in links])
+                await tx.execute_many(ERASE_LINK, [ending_of(link) for link in links])
                 await tx.execute(ERASE_TAGS, ids=[link.id for link in links])
                 await tx.execute(RENEW_LEASE, user_id=user_id, leased_until=now + LEASE)
                 await tx.announce(*(event for _, event in erased if event is not None))
@@ -179,22 +172,11 @@ class Leaving:
         return links
 
     async def _forget_requests(self, user_id: str) -> None:
-        forgotten = KEYS_BATCH
-        while forgotten == KEYS_BATCH:
-            async with self._database.transaction() as tx:
-                forgotten = await tx.execute(FORGET_REQUESTS, user_id=user_id, batch=KEYS_BATCH)
+        await in_batches(
+            self._database, KEYS_BATCH, lambda tx: tx.execute(FORGET_REQUESTS, user_id=user_id, batch=KEYS_BATCH)
+        )
 
 
 def _erased(link: Link, now: datetime) -> tuple[Link, UrlDeleted | None]:
     """The link without a word of its owner, and the event of its end, if that is now; it names no address either."""
     return replace(link, owner_email="", title="", notes="", tags=()).retired(now)
-
-
-def _parameters(link: Link) -> dict[str, Any]:
-    return {
-        "id": link.id,
-        "status": link.status.value,
-        "url_key": link.url_key,
-        "version": link.version,
-        "updated_at": link.updated_at,
-    }

@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from refract.kernel.errors import RefractError
 from refract.runtime.ports import Database
+from refract.runtime.rounds import Pause
 from refract.runtime.statements import Statement
 
 log = logging.getLogger(__name__)
 
 MERGE_SECONDS = 5.0
 """New links stand in a list until then. A search reads that, too, so that it must not grow for long."""
-
-Pause = Callable[[float], Awaitable[object]]
 
 MERGE = Statement(
     "merge_search",

@@ -11,6 +11,7 @@ import msgspec
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Invalid, Kind, RefractError
 from refract.runtime.ports import Database, Row, Transaction
+from refract.runtime.rounds import in_batches
 from refract.runtime.statements import Statement
 
 KEY_LENGTH = 255
@@ -130,10 +131,4 @@ def _answer_to(request: KeyedRequest, row: Row) -> Answer:
 
 async def prune_idempotency_keys(database: Database, before: datetime) -> int:
     """Forget the keys of up to a moment, which lies REMEMBERED ago, in batches that hold no lock for long."""
-    pruned = 0
-    while True:
-        async with database.transaction() as tx:
-            deleted = await tx.execute(PRUNE, before=before, batch=PRUNE_BATCH)
-        pruned += deleted
-        if deleted < PRUNE_BATCH:
-            return pruned
+    return await in_batches(database, PRUNE_BATCH, lambda tx: tx.execute(PRUNE, before=before, batch=PRUNE_BATCH))

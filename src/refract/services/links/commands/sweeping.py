@@ -2,25 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Cache, Database
+from refract.runtime.rounds import Pause, repeat
 from refract.runtime.statements import Statement
 from refract.services.links.commands.making import cache_key
 from refract.services.links.commands.remembering import REMEMBERED, prune_idempotency_keys
 from refract.services.links.domain.link import Link
-from refract.services.links.store import COLUMNS, link_of
+from refract.services.links.store import COLUMNS, ending_of, link_of
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
 SWEEP_BATCH = 200
 """Links marked in one transaction: few enough that nobody waits long for a row, or on SQLite for the file."""
-
-Pause = Callable[[float], Awaitable[object]]
 
 _DUE = f"""
     SELECT {", ".join(COLUMNS)} FROM links WHERE status = 'active' AND expires_at <= :now
@@ -58,13 +55,11 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.sweep()
-                await self.forget()
-            except Unavailable as error:
-                log.warning("sweep failed; will retry", extra={"error": str(error)})
-            await self._pause(SWEEP_SECONDS)
+        await repeat(self._round, SWEEP_SECONDS, log=log, trouble="sweep failed; will retry", pause=self._pause)
+
+    async def _round(self) -> None:
+        await self.sweep()
+        await self.forget()
 
     async def sweep(self) -> int:
         """Mark every link whose time is over, in batches; returns how many."""
@@ -89,17 +84,7 @@ class Sweeper:
             expired = [link_of(row).expired(now) for row in rows]
             links = [link for link, _ in expired]
             if links:
-                await tx.execute_many(MARK_LINK, [_marks(link) for link in links])
+                await tx.execute_many(MARK_LINK, [ending_of(link) for link in links])
                 await tx.announce(*(event for _, event in expired))
         await self._cache.drop({cache_key(link): link.version for link in links})
         return links
-
-
-def _marks(link: Link) -> dict[str, Any]:
-    return {
-        "id": link.id,
-        "status": link.status.value,
-        "url_key": link.url_key,
-        "version": link.version,
-        "updated_at": link.updated_at,
-    }

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database, Transaction
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.services.notifications.domain.sending import LONGEST_PAUSE
 from refract.services.notifications.store.deliveries import GIVE_UP, HURRY, OLD, PRUNE, mark_notifications, told_by
 
@@ -18,8 +18,6 @@ BATCH = 1000
 KEPT = timedelta(days=30)
 TOO_OLD = timedelta(days=7)
 TOO_LATE = f"not delivered within {TOO_OLD.days} days"
-
-Pause = Callable[[float], Awaitable[object]]
 
 
 class Clearing:
@@ -32,12 +30,9 @@ class Clearing:
 
     async def run(self) -> None:
         """Clear up for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.clear()
-            except Unavailable as error:
-                log.warning("deliveries not cleared up; will retry", extra={"error": str(error)})
-            await self._pause(CLEAR_SECONDS)
+        await repeat(
+            self.clear, CLEAR_SECONDS, log=log, trouble="deliveries not cleared up; will retry", pause=self._pause
+        )
 
     async def clear(self) -> int:
         """Do it once, in batches that hold no lock for long; returns how many rows are gone."""
@@ -49,14 +44,7 @@ class Clearing:
         return await self._in_batches(lambda tx: tx.execute(PRUNE, before=now - KEPT, batch=BATCH))
 
     async def _in_batches(self, clear: Callable[[Transaction], Awaitable[int]]) -> int:
-        """Repeat a batch, each in a transaction of its own, until one is not full; returns how many rows in all."""
-        cleared = 0
-        while True:
-            async with self._database.transaction() as tx:
-                batch = await clear(tx)
-            cleared += batch
-            if batch < BATCH:
-                return cleared
+        return await in_batches(self._database, BATCH, clear)
 
 
 async def _give_up(tx: Transaction, now: datetime) -> int:

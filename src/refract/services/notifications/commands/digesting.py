@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database, Row, Transaction
+from refract.runtime.rounds import Pause, repeat
 from refract.runtime.statements import Statement
 from refract.services.notifications.commands.telling import MANY, log_mail, mail_of_many
 from refract.services.notifications.domain.digests import Line, digest_subject, next_digest
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 ROUND_SECONDS = 30.0
 MOST_IN_ONE = 5_000
 """Notifications that one digest tells of; the rest comes in another one, at once."""
-
-Pause = Callable[[float], Awaitable[object]]
 
 _DUE = "SELECT user_id, every, next_at FROM digests WHERE next_at <= :now ORDER BY next_at LIMIT 1"
 DUE_DIGEST = Statement(
@@ -81,12 +78,7 @@ class Digesting:
 
     async def run(self) -> None:
         """Send for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.send_due()
-            except Unavailable as error:
-                log.warning("digests failed; will retry", extra={"error": str(error)})
-            await self._pause(ROUND_SECONDS)
+        await repeat(self.send_due, ROUND_SECONDS, log=log, trouble="digests failed; will retry", pause=self._pause)
 
     async def send_due(self) -> int:
         """Send every digest that is due, each in a transaction of its own; returns how many left."""

@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
-from refract.runtime.ports import Database
+from refract.runtime.ports import Database, Transaction
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
 from refract.services.notifications.store.notifications import count_read
 
@@ -16,8 +15,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 600.0
 SWEEP_BATCH = 1_000
-
-Pause = Callable[[float], Awaitable[object]]
 
 _OLD = "SELECT id FROM notifications WHERE created_at < :before LIMIT :batch"
 FORGET_NOTIFICATIONS = Statement(
@@ -41,28 +38,19 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.sweep()
-            except Unavailable as error:
-                log.warning("sweep failed; will retry", extra={"error": str(error)})
-            await self._pause(SWEEP_SECONDS)
+        await repeat(self.sweep, SWEEP_SECONDS, log=log, trouble="sweep failed; will retry", pause=self._pause)
 
     async def sweep(self) -> int:
         """Remove everything over its time, in batches; returns how many rows."""
-        removed, batch = 0, SWEEP_BATCH
-        while batch == SWEEP_BATCH:
-            batch = await self._forget_batch()
-            removed += batch
+        removed = await in_batches(self._database, SWEEP_BATCH, self._forget_batch)
         if removed:
             log.info("forgot what is over", extra={"rows": removed})
         return removed
 
-    async def _forget_batch(self) -> int:
+    async def _forget_batch(self, tx: Transaction) -> int:
         before = self._clock.now() - self._retention
-        async with self._database.transaction() as tx:
-            rows = await tx.fetch(FORGET_NOTIFICATIONS, before=before, batch=SWEEP_BATCH)
-            unread = Counter(row["user_id"] for row in rows if row["read_at"] is None)
-            if unread:
-                await count_read(tx, unread)
+        rows = await tx.fetch(FORGET_NOTIFICATIONS, before=before, batch=SWEEP_BATCH)
+        unread = Counter(row["user_id"] for row in rows if row["read_at"] is None)
+        if unread:
+            await count_read(tx, unread)
         return len(rows)

@@ -4,9 +4,10 @@ from datetime import datetime
 
 from msgspec import UNSET, Struct, UnsetType
 
+from refract.runtime.paging import MomentCursor
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
-from refract.services.notifications.queries.paging import Cursor, PageRequest
+from refract.services.notifications.queries.paging import PageRequest
 
 # In one, because each takes a turn at the database: a row for each notification, or one without any.
 PAGE_OF_NOTIFICATIONS = Statement(
@@ -56,16 +57,20 @@ class NotificationQueries:
         rows = await self._database.fetch(
             PAGE_OF_NOTIFICATIONS,
             user_id=user_id,
-            created_at=request.cursor.created_at,
-            id=request.cursor.id,
+            created_at=request.cursor.moment,
+            id=request.cursor.key,
             limit=request.limit + 1,
         )
         shown = [row for row in rows[: request.limit] if row["id"] is not None]
         return NotificationPage(
             notifications=[_view(row) for row in shown],
             unread=rows[0]["unread"],
-            next_cursor=Cursor.at(shown[-1]).write() if len(rows) > request.limit else UNSET,
+            next_cursor=_cursor_behind(shown[-1]).write() if len(rows) > request.limit else UNSET,
         )
+
+
+def _cursor_behind(row: Row) -> MomentCursor:
+    return MomentCursor(row["created_at"], row["id"])
 
 
 def _view(row: Row) -> NotificationView:

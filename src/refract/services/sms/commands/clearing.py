@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import get_args
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
+from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
 from refract.services.sms.domain.attempts import Status
 from refract.services.sms.store.attempts import FORGET_ATTEMPTS, FORGET_MINUTES
@@ -28,8 +27,6 @@ KEYS_KEPT = timedelta(days=8)
 """A key counts for a day. Its row outlives the mark of its message, which has the same id when the key is used anew:
 if only the mark were left, the new message would be taken for one that was sent."""
 
-Pause = Callable[[float], Awaitable[object]]
-
 
 class Clearing:
     """Goes over the tables every ten minutes; several processes may do so at once."""
@@ -44,12 +41,7 @@ class Clearing:
 
     async def run(self) -> None:
         """Clear up for ever; a database that is away is tried again at the next round."""
-        while True:
-            try:
-                await self.clear()
-            except Unavailable as error:
-                log.warning("not cleared up; will retry", extra={"error": str(error)})
-            await self._pause(CLEAR_SECONDS)
+        await repeat(self.clear, CLEAR_SECONDS, log=log, trouble="not cleared up; will retry", pause=self._pause)
 
     async def clear(self) -> int:
         """Do it once, in batches that hold no lock for long; returns how many rows are gone."""
@@ -65,11 +57,9 @@ class Clearing:
         return removed
 
     async def _forget(self, statement: Statement, before: datetime, **parameters: str) -> int:
-        removed = 0
-        while True:
-            async with self._database.transaction() as tx:
-                batch = await tx.execute(statement, before=before, batch=BATCH, **parameters)
-            removed += batch
-            if batch < BATCH:
-                return removed
-            await self._pause(REST_SECONDS)
+        return await in_batches(
+            self._database,
+            BATCH,
+            lambda tx: tx.execute(statement, before=before, batch=BATCH, **parameters),
+            rest=lambda: self._pause(REST_SECONDS),
+        )

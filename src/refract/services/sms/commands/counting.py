@@ -11,6 +11,7 @@ from refract.kernel.clock import Clock
 from refract.kernel.ids import new_event_id
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.together import Together
+from refract.services.sms.commands.uncounted import Uncounted
 from refract.services.sms.domain.limits import Limit, decide
 from refract.services.sms.domain.sends import SendKey
 from refract.services.sms.store.keys import KeptKey, claim_keys, find_keys, mark_sent
@@ -116,10 +117,17 @@ def keys_of(claims: Sequence[Claim], verdicts: Sequence[Verdict], word: Word) ->
 class Counter:
     """Counts before the log is asked: what is counted stays so, whatever becomes of the message."""
 
-    def __init__(self, database: Database, clock: Clock, learn: Callable[[datetime], None] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        uncounted: Uncounted,
+        learn: Callable[[datetime], None] | None = None,
+    ) -> None:
         """`learn` is told the database's time whenever it is heard."""
         self._database = database
         self._clock = clock
+        self._uncounted = uncounted
         self._learn = learn
         self._counting = Together("counted sends", self._count)
         self._marking = Together("sent keys", self._mark, writers=1)
@@ -138,6 +146,7 @@ class Counter:
         return None if kept is None or kept.over else recalled(key, kept)
 
     async def _count(self, claims: Sequence[Claim]) -> Sequence[Verdict]:
+        await self._uncounted.count()
         async with self._database.transaction() as tx:
             now = self._clock.now()  # after the wait for a turn
             limits, keys = await hear(tx, claims, now)
@@ -145,6 +154,7 @@ class Counter:
                 # Here, before a commit that may take its time: what is heard late makes that clock look slow. And the
                 # last one, because each row has the time of its own lock.
                 self._learn(max(seen.now for seen in limits.values()))
+            await self._uncounted.check(limits)
             judgement = judge(claims, limits, keys)
             await keep_counts(tx, judgement.changed)
             await claim_keys(tx, keys_of(claims, judgement.verdicts, "admitted"), "counted", now)

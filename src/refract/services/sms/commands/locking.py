@@ -13,6 +13,7 @@ from refract.runtime.together import Together
 from refract.services.sms.api import OUTBOUND
 from refract.services.sms.commands.counting import Claim, Judgement, Verdict, hear, judge, keys_of
 from refract.services.sms.commands.delivering import CORRELATION_ID, MESSAGE_ID
+from refract.services.sms.commands.uncounted import Uncounted
 from refract.services.sms.domain.limits import Limit, decide
 from refract.services.sms.domain.sends import SendRequest
 from refract.services.sms.store.keys import claim_keys, mark_sent
@@ -40,10 +41,11 @@ class Outgoing(Struct, frozen=True, gc=False):
 class RowLock:
     """Sends wait their turn before they take a connection. Locks are had in one order: nobody waits in a ring."""
 
-    def __init__(self, database: Database, records: RecordLog, clock: Clock) -> None:
+    def __init__(self, database: Database, records: RecordLog, clock: Clock, uncounted: Uncounted) -> None:
         self._database = database
         self._records = records
         self._clock = clock
+        self._uncounted = uncounted
         self._sends = Together("sends behind locks", self._take_turn, at_once=AT_ONCE, writers=CONNECTIONS)
 
     async def send(self, outgoing: Outgoing) -> Verdict:
@@ -51,16 +53,20 @@ class RowLock:
         return await self._sends.add(outgoing)
 
     async def _take_turn(self, sends: Sequence[Outgoing]) -> Sequence[Verdict]:
-        """Everything in it is undone if it fails, but what is in the log by then."""
+        """Everything in it is undone if it fails, but what is in the log by then: that is counted by the next one."""
+        await self._uncounted.count()
         claims = [outgoing.claim for outgoing in sends]
-        async with self._database.transaction() as tx:
-            now = self._clock.now()  # after the wait for a turn
-            limits, keys = await hear(tx, claims, now)
-            judgement = await self._publish(sends, limits, judge(claims, limits, keys))
-            await keep_counts(tx, judgement.changed)
-            await claim_keys(tx, keys_of(claims, judgement.verdicts, "admitted"), "sent", now)
-            if again := keys_of(claims, judgement.verdicts, "counted before"):
-                await mark_sent(tx, again)
+        with self._uncounted.departing() as departure:
+            async with self._database.transaction() as tx:
+                now = self._clock.now()  # after the wait for a turn
+                limits, keys = await hear(tx, claims, now)
+                await self._uncounted.check(limits)
+                judgement = await self._publish(sends, limits, judge(claims, limits, keys))
+                departure.add(limits, _admitted(claims, judgement.verdicts))
+                await keep_counts(tx, judgement.changed)
+                await claim_keys(tx, keys_of(claims, judgement.verdicts, "admitted"), "sent", now)
+                if again := keys_of(claims, judgement.verdicts, "counted before"):
+                    await mark_sent(tx, again)
         return judgement.verdicts
 
     async def _publish(self, sends: Sequence[Outgoing], limits: dict[int, Seen], judgement: Judgement) -> Judgement:
@@ -75,10 +81,12 @@ class RowLock:
             return judgement
         for number in failed:
             verdicts[number] = replace(verdicts[number], word="not published")
-        confirmed = Counter(
-            send.claim.user_id for send, verdict in zip(sends, verdicts, strict=True) if verdict.word == "admitted"
-        )
-        return Judgement(verdicts, _counted(limits, confirmed))
+        return Judgement(verdicts, _counted(limits, _admitted([send.claim for send in sends], verdicts)))
+
+
+def _admitted(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> Counter[int]:
+    """How many sends of each user were."""
+    return Counter(claim.user_id for claim, verdict in zip(claims, verdicts, strict=True) if verdict.word == "admitted")
 
 
 def _counted(limits: dict[int, Seen], confirmed: Mapping[int, int]) -> dict[int, Limit]:

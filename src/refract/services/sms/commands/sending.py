@@ -14,6 +14,7 @@ from refract.runtime.ports import Database, RecordLog
 from refract.services.sms.commands.copying import Copies, CopiesAway
 from refract.services.sms.commands.counting import Claim, Counter, Verdict
 from refract.services.sms.commands.locking import Outgoing, RowLock
+from refract.services.sms.commands.uncounted import Uncounted
 from refract.services.sms.domain.attempts import Attempt, Attempts, Path, Status
 from refract.services.sms.domain.sends import (
     DatabaseAway,
@@ -52,8 +53,9 @@ class Sending:
         self._copies = copies
         self._attempts = attempts
         self._clock = clock
-        self._counter = Counter(database, clock, None if copies is None else copies.time.learn)
-        self._row_lock = RowLock(database, records, clock)
+        uncounted = Uncounted(database, clock)
+        self._counter = Counter(database, clock, uncounted, None if copies is None else copies.time.learn)
+        self._row_lock = RowLock(database, records, clock, uncounted)
         self._keys = OneByOne()
 
     async def send(self, request: SendRequest, key: SendKey | None) -> None:

@@ -14,6 +14,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 UNKNOWN = 0
 """In the place of a moment: only the database can tell it."""
+APART = 1_000
+"""Milliseconds that processes may differ in what they know of the database's time."""
 
 
 def key_of(user_id: int) -> str:
@@ -37,7 +39,8 @@ def copy_of(limit: Limit, now: datetime) -> Copy:
     """The copy of a limit as it stands now, with the document's time to live.
 
     `resetsAt` says when a full copy is out of date, which is known if what will be forgotten first is counted already:
-    of a fixed window that has begun, and of a sliding one that is full.
+    of a fixed window that has begun, and of a sliding one that is full. `madeAt` tells a copy from before the clock was
+    set back, which would refuse until the clock is there again.
     """
     standing = at_moment(limit, now)
     resets_at = forgets_at(standing, now)
@@ -51,6 +54,7 @@ def copy_of(limit: Limit, now: datetime) -> Copy:
             "rateLimit": standing.rate_limit,
             "currentCount": standing.current_count,
             "resetsAt": in_milliseconds(resets_at) if known else UNKNOWN,
+            "madeAt": in_milliseconds(now),
         },
         max(0.001, seconds),
     )
@@ -58,10 +62,13 @@ def copy_of(limit: Limit, now: datetime) -> Copy:
 
 def _take(fields: Fields, arguments: Sequence[str]) -> str:
     (now,) = arguments
-    rate_limit, count, resets_at = (fields.get(name, "") for name in ("rateLimit", "currentCount", "resetsAt"))
-    if not all(number.isdecimal() for number in (rate_limit, count, resets_at)):
+    numbers = [fields.get(name, "") for name in ("rateLimit", "currentCount", "resetsAt", "madeAt")]
+    if not all(number.isdecimal() for number in numbers):
         return "absent"
+    rate_limit, count, resets_at, made_at = numbers
     if int(resets_at) != UNKNOWN and int(resets_at) <= int(now):
+        return "absent"
+    if int(made_at) > int(now) + APART:
         return "absent"
     if int(count) < int(rate_limit):
         fields["currentCount"] = str(int(count) + 1)
@@ -71,13 +78,14 @@ def _take(fields: Fields, arguments: Sequence[str]) -> str:
 
 TAKE = Transition(
     name="take a slot",
-    lua="""
-        local found = redis.call('HMGET', KEYS[1], 'rateLimit', 'currentCount', 'resetsAt')
-        for index = 1, 3 do
+    lua=f"""
+        local found = redis.call('HMGET', KEYS[1], 'rateLimit', 'currentCount', 'resetsAt', 'madeAt')
+        for index = 1, 4 do
             if not found[index] or not string.find(found[index], '^%d+$') then return 'absent' end
         end
         local resets = tonumber(found[3])
         if resets ~= 0 and resets <= tonumber(ARGV[1]) then return 'absent' end
+        if tonumber(found[4]) > tonumber(ARGV[1]) + {APART} then return 'absent' end
         if tonumber(found[2]) < tonumber(found[1]) then
             redis.call('HINCRBY', KEYS[1], 'currentCount', 1)
             return 'taken'
@@ -90,5 +98,5 @@ TAKE = Transition(
 """Count a send in the copy, if it fits. Argument: the database's time in milliseconds.
 
 Says `taken`; `refused` with the moment from which on it is worth asking again; `unsure` when the copy is full and does
-not know that moment; `absent` when there is no copy, or one that is out of date.
+not know that moment; `absent` when there is no copy, or one that is out of date or of a time to come.
 """

@@ -1,17 +1,25 @@
 """The routes of the audit: attempts one by one, and summed up by user."""
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
 
 from litestar import HttpMethod, route
 
 from refract.kernel.clock import Clock
 from refract.runtime.describing import answers, query
+from refract.services.sms.domain.sends import DatabaseAway
 from refract.services.sms.http.describing import TAGS, errors
 from refract.services.sms.queries.attempts import AttemptPage, AttemptQueries
 from refract.services.sms.queries.requests import STATUSES, PageRequest, SummaryRequest
 from refract.services.sms.queries.summaries import Summary, SummaryQueries
 
+T = TypeVar("T")
+
 READING = (HttpMethod.GET, HttpMethod.HEAD)
+
+PATIENCE = 8.0
+"""Seconds that the database has: a little less than the server gives a request, which refuses in other words."""
 
 ATTEMPT: dict[str, Any] = {
     "event_id": "0195f1a2-7b3c-7d4e-8f50-112233445566",
@@ -88,7 +96,7 @@ def audit_routes(attempts: AttemptQueries, summaries: SummaryQueries, clock: Clo
             limit=limit or "",
             after=after or "",
         )
-        return await attempts.page(request)
+        return await _in_time(attempts.page(request))
 
     @route(
         "/api/audit/summary",
@@ -106,6 +114,15 @@ def audit_routes(attempts: AttemptQueries, summaries: SummaryQueries, clock: Clo
         request = SummaryRequest.read(
             clock.now(), user_id=user_id or "", start=from_ or "", end=to or "", limit=limit or ""
         )
-        return await summaries.summary(request)
+        return await _in_time(summaries.summary(request))
 
     return [list_attempts, sum_up_attempts]
+
+
+async def _in_time(reading: Awaitable[T]) -> T:
+    """What a query reads; raises DatabaseAway where that takes too long."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await reading
+    except TimeoutError as error:
+        raise DatabaseAway from error

@@ -50,8 +50,11 @@ def sending_routes(sending: Sending) -> list[Any]:
 
 
 def _key_in(request: Request[Any, Any, Any]) -> str | None:
-    """The key, straight from the header fields: a mapping of all of them takes longer to make than all else here."""
-    for name, value in request.scope["headers"]:
-        if name == b"idempotency-key":
-            return value.decode("latin-1")
-    return None
+    """The key, straight from the header fields: a mapping of all of them takes longer to make than all else here.
+
+    Raises Invalid where there are two: nobody can tell which one a repeat would have.
+    """
+    keys = [value for name, value in request.scope["headers"] if name == b"idempotency-key"]
+    if len(keys) > 1:
+        raise Invalid
+    return keys[0].decode("latin-1") if keys else None

@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 
 from refract.kernel.errors import BodyTooLarge, Invalid, Kind, Limited, RefractError, Unavailable
-from refract.runtime.web import STATUSES
+from refract.runtime.web import DISCONNECTED, STATUSES
 from refract.services.sms.domain.sends import DatabaseAway
 
 log = logging.getLogger(__name__)
@@ -68,4 +68,6 @@ def _described(request: Request[Any, Any, Any], error: Exception) -> tuple[str, 
 
 
 def _is_invalid(error: Exception) -> bool:
-    return isinstance(error, Invalid | BodyTooLarge) or (isinstance(error, HTTPException) and error.status_code < 500)
+    if isinstance(error, HTTPException):
+        return error.status_code < 500 or error.detail == DISCONNECTED  # then nobody reads it
+    return isinstance(error, Invalid | BodyTooLarge)

@@ -5,10 +5,11 @@ from functools import cache
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from refract.runtime.paging import MomentCursor
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.sms.domain.attempts import Path, Status
-from refract.services.sms.queries.requests import STATUSES, Cursor, PageRequest
+from refract.services.sms.queries.requests import STATUSES, PageRequest
 
 _COLUMNS = "event_id, user_id, status, path, message, reason, correlation_id, message_id, occurred_at"
 
@@ -47,15 +48,19 @@ class AttemptQueries:
             user_id=request.user_id,
             start=request.start,
             end=request.end,
-            occurred_at=request.cursor.occurred_at,
-            event_id=request.cursor.event_id,
+            occurred_at=request.cursor.moment,
+            event_id=request.cursor.key,
             limit=request.limit + 1,
         )
         shown = rows[: request.limit]
         return AttemptPage(
             attempts=[_view(row) for row in shown],
-            next_cursor=Cursor.at(shown[-1]).write() if len(rows) > request.limit else UNSET,
+            next_cursor=_cursor_behind(shown[-1]).write() if len(rows) > request.limit else UNSET,
         )
+
+
+def _cursor_behind(row: Row) -> MomentCursor:
+    return MomentCursor(row["occurred_at"], row["event_id"])
 
 
 @cache

@@ -4,14 +4,11 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Self, get_args
-from uuid import UUID
 
 import msgspec
 
 from refract.kernel.errors import Invalid
-from refract.kernel.ids import decode_base62, encode_base62
-from refract.runtime.paging import DEFAULT_LIMIT, read_limit
-from refract.runtime.ports import Row
+from refract.runtime.paging import DEFAULT_LIMIT, NEWEST, MomentCursor, read_limit
 from refract.services.sms.domain.attempt_events import EARLIEST, LATEST
 from refract.services.sms.domain.attempts import Status
 from refract.services.sms.domain.limits import LARGEST_NUMBER
@@ -25,41 +22,9 @@ LONGEST_OF_ONE = timedelta(days=366)
 _DAY = timedelta(days=1)
 _MINUTE = timedelta(minutes=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
-_LONGEST_CURSOR = 40  # eleven digits of microseconds, a dash, and the 22 that 128 bits have in base62
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The last attempt of a page: what follows is older, however many came since."""
-
-    occurred_at: datetime = LATEST
-    event_id: str = str(UUID(int=0))
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """A cursor that `write` wrote; anything else is Invalid."""
-        moment, _, key = text[: _LONGEST_CURSOR + 1].partition("-")
-        try:
-            cursor = cls(_EPOCH + decode_base62(moment) * _MICROSECOND, str(UUID(int=decode_base62(key))))
-        except (ValueError, OverflowError):  # no numbers; beyond 128 bits or the year 9999
-            raise Invalid("after is not a cursor") from None
-        if cursor.write() != text:
-            raise Invalid("after is not a cursor")
-        return cursor
-
-    @classmethod
-    def at(cls, row: Row) -> Self:
-        """The cursor behind an attempt."""
-        return cls(row["occurred_at"], row["event_id"])
-
-    def write(self) -> str:
-        """A text of letters, digits and a dash."""
-        microseconds = (self.occurred_at - _EPOCH) // _MICROSECOND
-        return f"{encode_base62(microseconds)}-{encode_base62(UUID(self.event_id).int)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +35,7 @@ class PageRequest:
     status: Status | None = None
     start: datetime = EARLIEST
     end: datetime = LATEST
-    cursor: Cursor = Cursor()  # it is frozen
+    cursor: MomentCursor = NEWEST
     limit: int = DEFAULT_LIMIT
 
     @classmethod
@@ -96,7 +61,7 @@ class PageRequest:
             status=status or None,
             start=since,
             end=until,
-            cursor=Cursor.read(after) if after else Cursor(),
+            cursor=MomentCursor.read(after),
             limit=read_limit(limit),
         )
 

@@ -62,7 +62,7 @@ _OLD_ATTEMPTS = "SELECT event_id FROM attempts WHERE status = :status AND occurr
 FORGET_ATTEMPTS = Statement(
     "forget_attempts",
     "Removes a batch of attempts over their time; those that another process has in hand are left to it.",
-    f"DELETE FROM attempts WHERE event_id IN ({_OLD_ATTEMPTS} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names
+    f"DELETE FROM attempts WHERE event_id IN ({_OLD_ATTEMPTS} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names, not values
     sqlite=f"DELETE FROM attempts WHERE event_id IN ({_OLD_ATTEMPTS})",  # noqa: S608
 )
 

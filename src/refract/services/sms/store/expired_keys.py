@@ -6,6 +6,6 @@ _OLD = "SELECT user_id, key_hash FROM send_keys WHERE created_at < :before LIMIT
 FORGET_KEYS = Statement(
     "forget_keys",
     "Removes a batch of keys that nobody repeats any more; those that a send has in hand are left to it.",
-    f"DELETE FROM send_keys WHERE (user_id, key_hash) IN ({_OLD} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names
+    f"DELETE FROM send_keys WHERE (user_id, key_hash) IN ({_OLD} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names, not values
     sqlite=f"DELETE FROM send_keys WHERE (user_id, key_hash) IN ({_OLD})",  # noqa: S608
 )

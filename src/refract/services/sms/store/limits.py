@@ -19,7 +19,7 @@ _MOMENT = "timestamptz 'epoch' + {0} / 1000000 * interval '1 second' + {0} % 100
 READ = Statement(
     "read_limit",
     "Reads a user's limit without a lock.",
-    f"SELECT {_COLUMNS}, clock_timestamp() AS now FROM rate_limits WHERE user_id = :user_id",  # noqa: S608  # names
+    f"SELECT {_COLUMNS}, clock_timestamp() AS now FROM rate_limits WHERE user_id = :user_id",  # noqa: S608  # names, not values
     sqlite=f'SELECT {_COLUMNS}, :now AS "now [TIMESTAMP]" FROM rate_limits WHERE user_id = :user_id',  # noqa: S608
 )
 LOCK = Statement(

@@ -1,0 +1,199 @@
+"""No click more or less, whoever counts and whoever else folds while days and months are folded."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from refract.runtime.ports import Database
+from refract.services.analytics.commands import folding, merging
+from refract.services.analytics.commands.ingesting import Ingesting
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
+from tests.support.databases import open_database
+from tests.support.periods import (
+    DAYS,
+    FEBRUARY,
+    HOURS,
+    TODAY,
+    YESTERDAY,
+    KnownClicks,
+    PeriodsWorld,
+    a_click,
+    event_of,
+    people_of,
+    periods,
+)
+
+__all__ = ["periods"]
+
+
+async def test_a_click_that_lands_while_its_day_is_read_is_not_lost(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await periods.count(a_click(YESTERDAY), a_click(YESTERDAY, "zzz"))
+    merge = merging.Merging.merge
+
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
+        if span == DAY:
+            await periods.count(a_click(YESTERDAY + HOURS, visitor=8))
+        return merged
+
+    with monkeypatch.context() as patched:
+        patched.setattr(merging.Merging, "merge", interrupted)
+        await periods.fold()
+    assert [row["clicks"] for row in await periods.rows(DAY, "abc")] == [1]
+    assert await periods.answer("abc", FEBRUARY, TODAY) == periods.recount("abc", FEBRUARY, TODAY)
+    await periods.fold()
+    assert await periods.marks() == []
+    assert [row["clicks"] for row in await periods.rows(DAY, "abc")] == [2]
+    assert await periods.answer("abc", FEBRUARY, TODAY) == periods.recount("abc", FEBRUARY, TODAY)
+
+
+@pytest.mark.parametrize("interrupted_span", [DAY, MONTH])
+async def test_a_click_that_lands_while_its_mark_is_worked_off_is_not_lost(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, interrupted_span: int
+) -> None:
+    await periods.count(a_click(YESTERDAY))
+    await periods.fold()
+    await periods.count(a_click(YESTERDAY))
+    merge = merging.Merging.merge
+
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
+        if span == interrupted_span:
+            await periods.count(a_click(YESTERDAY))
+        return merged
+
+    with monkeypatch.context() as patched:
+        patched.setattr(merging.Merging, "merge", interrupted)
+        await periods.fold()
+    assert (await periods.answer("abc", FEBRUARY, TODAY)).clicks == 3
+    await periods.fold()
+    assert await periods.marks() == []
+    assert [row["clicks"] for row in await periods.rows()] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("late", [FEBRUARY, FEBRUARY + 20 * DAYS])
+async def test_a_click_that_lands_between_the_days_and_their_month_is_not_lost(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, late: datetime, *, is_closed: bool
+) -> None:
+    """On a day that had clicks, and on one that had none; before its month is closed, and after."""
+    await periods.count(a_click(FEBRUARY))
+    if is_closed:
+        await periods.fold()
+    fold_due = folding.Folding._fold_due
+
+    async def interrupted(self: folding.Folding, turn: Any, span: int) -> int:
+        folded = await fold_due(self, turn, span)
+        if span == DAY:
+            await periods.count(a_click(late, visitor=3))
+        return folded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folding.Folding, "_fold_due", interrupted)
+        await periods.fold()
+    assert await periods.answer("abc", FEBRUARY, TODAY) == periods.recount("abc", FEBRUARY, TODAY)
+    await periods.fold()
+    assert await periods.marks() == []
+    assert [row["clicks"] for row in await periods.rows(MONTH)] == [2]
+
+
+@pytest.mark.parametrize("late_on", [YESTERDAY + HOURS, YESTERDAY - 3 * DAYS])
+async def test_a_click_of_a_writer_who_knew_the_day_as_open_is_in_it(periods: PeriodsWorld, late_on: datetime) -> None:
+    """The watermark waits for whoever is on the way, also to a day before that had none: PostgreSQL has two at once."""
+    if periods.database.dialect == "sqlite":
+        return
+    await periods.count(a_click(YESTERDAY))
+    ready, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> None:
+        late = a_click(late_on, visitor=4)
+        async with periods.database.transaction() as tx:
+            await Ingesting(KnownClicks([late]), periods.clock).ingest(tx, [event_of(late)])
+            ready.set()
+            await go_on.wait()
+        periods.counted.append(late)
+
+    writing = asyncio.create_task(slowly())
+    await ready.wait()
+    folding_too = asyncio.create_task(periods.fold())
+    await asyncio.sleep(0.05)
+    assert not folding_too.done()
+    go_on.set()
+    await writing
+    await folding_too
+    assert sum(row["clicks"] for row in await periods.rows(DAY)) == 2
+    assert await periods.answer("abc", FEBRUARY, TODAY) == periods.recount("abc", FEBRUARY, TODAY)
+
+
+async def test_several_processes_fold_at_once(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "CHUNK_LINKS", 2)
+    codes = [f"code-{number:02}" for number in range(12)]
+    await periods.count(*(a_click(FEBRUARY + number * DAYS, code) for number in range(20) for code in codes))
+    databases: list[Database] = [await open_database(periods.location) for _ in range(3)]
+    late = a_click(FEBRUARY + 3 * DAYS, codes[4], visitor=1, country="CH")
+
+    async def count_late() -> int:
+        await periods.count(late)
+        return 0
+
+    houses = [periods.house(database).folding.fold() for database in databases]
+    folded = await asyncio.gather(*houses, count_late())
+    await periods.fold()
+    for database in databases:
+        await database.close()
+    # All of it once, but for what was begun by one who was overtaken, and the late click's day and month.
+    assert sum(folded) + 1 >= 20 * len(codes)
+    assert await periods.marks() == []
+    assert len(await periods.rows(DAY)) == 20 * len(codes)
+    assert len(await periods.rows(MONTH)) == len(codes)
+    for code in codes:
+        assert await periods.answer(code, FEBRUARY, TODAY) == periods.recount(code, FEBRUARY, TODAY)
+
+
+async def test_one_who_was_overtaken_writes_nothing_old(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    await periods.count(a_click(YESTERDAY))
+    await periods.fold()
+    await periods.count(a_click(YESTERDAY))
+    merge = merging.Merging.merge
+
+    async def overtaken(self: merging.Merging, *rest: Any) -> merging.Merged:
+        merged = await merge(self, *rest)
+        monkeypatch.setattr(merging.Merging, "merge", merge)
+        await periods.count(a_click(YESTERDAY))
+        await periods.fold()
+        return merged
+
+    monkeypatch.setattr(merging.Merging, "merge", overtaken)
+    assert await periods.fold() == 0
+    assert [row["clicks"] for row in await periods.rows(DAY)] == [3]
+    assert [row["clicks"] for row in await periods.rows(MONTH)] == [3]
+
+
+async def test_an_hour_that_has_got_a_click_since_it_was_counted_is_not_corrected(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 3)
+    monkeypatch.setattr(merging, "MOST_IN_HOUR", 3)
+    for number in range(5):
+        await periods.count(a_click(YESTERDAY, city=f"city {number}"))
+    merge = merging.Merging.merge
+
+    async def interrupted(self: merging.Merging, span: int, *rest: Any) -> merging.Merged:
+        merged = await merge(self, span, *rest)
+        if span == DAY:
+            assert merged.corrections
+            await periods.count(a_click(YESTERDAY, city="city 9"))
+        return merged
+
+    with monkeypatch.context() as patched:
+        patched.setattr(merging.Merging, "merge", interrupted)
+        await periods.fold()
+    [hour] = await periods.rows(HOUR)
+    assert sum(people_of(hour, "city").values()) == hour["clicks"] == 6
+    await periods.fold()
+    [hour] = await periods.rows(HOUR)
+    assert sum(people_of(hour, "city").values()) == hour["clicks"] == 6
