@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from refract.kernel.errors import BusAway
-from refract.kernel.events import LONGEST_ID, Event, EventDecoder, array_of
+from refract.kernel.events import LONGEST_ID, Event, EventDecoder, array_of, parts_of
 from refract.runtime import inbox
 from refract.runtime.letters import open_letter
 from refract.runtime.messages import DeadLetter, Delivery, Message
@@ -126,19 +126,20 @@ async def test_an_event_that_always_fails_is_buried_without_those_it_came_with(
     handle = Unlucky(ValueError("minus one is no number"))
     bad = json.dumps(json.loads(noted(BAD).encode()) | {"added_in_2030": True}).encode()
     good = [noted(number).encode() for number in range(100)]
-    await world.bus.publish(packed(world, *good[:70], bad, b"7", *good[70:]))
+    nested = array_of([noted(200).encode()])
+    await world.bus.publish(packed(world, *good[:70], bad, b"7", *good[70:], nested))
     async with running(world.inbox(handle).run):
         letter = await buried(world)
     assert await world.effects() == list(range(100))
-    assert letter.message.body == array_of([bad, b"7"]), "as it came, with what we do not know"
-    assert letter.reason == "2 of 102 events: ValueError: minus one is no number"
+    assert letter.message.body == array_of([bad, b"7", nested]), "as it came, with what we do not know"
+    assert letter.reason == "3 of 103 events: ValueError: minus one is no number"
     assert handle.calls < 50, "it is not looked for one by one"
     assert await world.attempts() == []
     # When it is mended it is handled, and nothing else is again.
     async with running(world.inbox().run):
         assert await world.bus.replay(world.queue.name) == 1
         await eventually(lambda: handled(world, 101))
-        assert (await buried(world)).message.body == b"[7]"
+        assert (await buried(world)).message.body == array_of([b"7", nested])
     assert await world.effects() == [BAD, *range(100)]
 
 
@@ -161,8 +162,39 @@ async def test_what_fails_only_together_is_handled_in_parts(world: World, monkey
     assert delivery.message.message_id != "packed", "it is settled"
 
 
+async def test_there_is_an_end_to_looking_for_what_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(inbox, "DIVIDE_SECONDS", -1.0)
+    message = packed(world, noted(1).encode(), noted(BAD).encode())
+    await world.bus.publish(message)
+    async with running(world.inbox(Unlucky(ValueError("no"))).run):
+        letter = await buried(world)
+    assert (letter.message.body, letter.reason) == (message.body, "ValueError: no")
+    assert await world.effects() == []
+
+
+async def test_what_was_lost_meanwhile_is_left_to_whoever_gets_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
+    handle = Unlucky(ValueError("no"))
+    first, bad, last = (noted(number).encode() for number in (1, BAD, 2))
+    await world.bus.publish(packed(world, first, bad, last))
+    async with world.bus.reader(world.queue) as reader:
+        [delivery] = await take(reader, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(reader), "holds", lambda *_: handle.calls < inbox.ATTEMPTS + 1)
+            await world.inbox(handle).settle_alone(reader, open_letter(delivery, EventDecoder(Noted)))
+    assert await world.effects() == [1], "the division had begun"
+    assert await world.dead() == []
+    async with running(world.inbox(handle).run):
+        letter = await buried(world)
+    assert letter.message.body == array_of([bad])
+    assert await world.effects() == [1, 2]
+
+
 @pytest.mark.parametrize("alone", [True, False], ids=["only alone", "always"])
-async def test_an_array_that_kills_its_reader_is_buried_whole(
+async def test_an_array_that_kills_its_reader_is_buried_with_all_that_is_not_handled(
     world: World, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """Also where it kills only while it is divided: there is an end to it."""
@@ -173,8 +205,8 @@ async def test_an_array_that_kills_its_reader_is_buried_whole(
         if any(isinstance(event, Noted) and event.number == BAD for event in events):
             raise KilledReader if len(events) == 1 or not alone else ValueError("no")
 
-    message = packed(world, noted(1).encode(), noted(BAD).encode(), noted(2).encode())
-    await world.bus.publish(message)
+    first, bad, last = (noted(number).encode() for number in (1, BAD, 2))
+    await world.bus.publish(packed(world, first, bad, last))
     deaths = 0
     while not await world.dead():
         async with world.bus.reader(world.queue) as reader:  # a reader that dies gives back what it held
@@ -185,7 +217,8 @@ async def test_an_array_that_kills_its_reader_is_buried_whole(
             except KilledReader:
                 deaths += 1
         assert deaths <= 10
-    assert (await buried(world)).message.body == message.body
+    body = (await buried(world)).message.body
+    assert parts_of(body) == ([bad, last] if alone else [first, bad, last])
     assert deaths == (1 if alone else 6)
     assert await world.effects() == ([1] if alone else [])
     assert await world.attempts() == []

@@ -21,21 +21,21 @@ __all__ = ["locked_sms", "sms"]
 
 
 @asynccontextmanager
-async def lost_commits(world: SmsWorld) -> AsyncIterator[None]:
-    """Whoever commits something is told that the database went away, which it did before that."""
+async def lost_commits(world: SmsWorld, *, kept: bool = False) -> AsyncIterator[None]:
+    """Whoever commits something is told that the database went away, which it did before that, or right after."""
     real = world.database.transaction
 
     @asynccontextmanager
     async def failing() -> AsyncIterator[Any]:
         async with real() as tx:
             yield tx
-            raise Unavailable("database", "it went away with the commit")
+            if not kept:
+                raise Unavailable("database", "it went away with the commit")
+        raise Unavailable("database", "it went away with the answer")
 
-    world.database.transaction = failing  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.database, "transaction", failing)
         yield
-    finally:
-        world.database.transaction = real  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed", "sliding"])
@@ -60,7 +60,7 @@ async def test_what_left_without_a_count_is_counted_before_more_is_admitted(
 
 @pytest.mark.parametrize("quick", [False, True])
 async def test_whoever_waits_for_the_lock_of_a_send_whose_commit_is_lost_is_not_let_through(
-    fresh_database: str, request: pytest.FixtureRequest, *, quick: bool
+    fresh_database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, *, quick: bool
 ) -> None:
     """He had looked for what is uncounted before there was anything, and has the lock before anybody knows."""
     async with sms_world(fresh_database, request) as world:
@@ -81,12 +81,13 @@ async def test_whoever_waits_for_the_lock_of_a_send_whose_commit_is_lost_is_not_
                 await lost.wait()
                 raise Unavailable("database", "it went away with the commit")
 
-        world.records.publish_all = publish  # type: ignore[method-assign]
+        monkeypatch.setattr(world.records, "publish_all", publish)
         world.state.away = True
-        world.database.transaction = losing  # type: ignore[method-assign]
-        first = asyncio.create_task(world.said(user_id))
-        await published.wait()
-        world.database.transaction, world.state.away = real, not quick  # type: ignore[method-assign]
+        with monkeypatch.context() as patch:
+            patch.setattr(world.database, "transaction", losing)
+            first = asyncio.create_task(world.said(user_id))
+            await published.wait()
+        world.state.away = not quick
         second = asyncio.create_task(world.said(user_id))
         done, _ = await asyncio.wait([second], timeout=0.3)
         lost.set()
@@ -95,6 +96,16 @@ async def test_whoever_waits_for_the_lock_of_a_send_whose_commit_is_lost_is_not_
         assert await second in {DATABASE_AWAY, LIMITED}, "the latter if it came so late that it was counted"
         assert await world.said(user_id) == LIMITED
         assert len(world.messages(user_id)) == (await world.limit(user_id)).current_count == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_whoever_has_a_key_may_repeat_it_and_is_counted_once(locked_sms: SmsWorld, *, kept: bool) -> None:
+    user_id = await locked_sms.user(limit=1)
+    async with lost_commits(locked_sms, kept=kept):
+        assert await locked_sms.said(user_id, "once", "a key") == DATABASE_AWAY
+    assert await locked_sms.said(user_id, "once", "a key") == SENT
+    assert len(locked_sms.messages(user_id)) == (await locked_sms.limit(user_id)).current_count == 1
+    assert await locked_sms.said(user_id, "another") == LIMITED
 
 
 async def test_the_quick_way_counts_it_too(sms: SmsWorld) -> None:
@@ -130,7 +141,7 @@ async def test_neither_a_new_limit_nor_a_new_window_has_to_do_with_it(locked_sms
 def lose(uncounted: Uncounted, user_id: int, seen: Seen) -> None:
     """A message leaves, and its commit is lost."""
     with suppress(Unavailable), uncounted.departing() as departure:
-        departure.add({user_id: seen}, {user_id: 1})
+        departure.add({user_id: seen}, {user_id: 1}, [])
         raise Unavailable("database", "it went away with the commit")
 
 
@@ -168,12 +179,12 @@ async def test_a_connection_that_is_cut_between_the_log_and_the_commit_costs_no_
                 proxy.cut()
                 return outcomes
 
-            world.records.publish_all = publish_and_cut  # type: ignore[method-assign]
-            answers = await all_at_once(8, lambda number: world.said(user_id, str(number)))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(world.records, "publish_all", publish_and_cut)
+                answers = await all_at_once(8, lambda number: world.said(user_id, str(number)))
             assert set(answers) == {DATABASE_AWAY}
             left = len(world.messages(user_id))
             assert left > 0
-            world.records.publish_all = real  # type: ignore[method-assign]
             answers = []
             while LIMITED not in answers:
                 answers += await all_at_once(10, lambda number: world.said(user_id, str(number)))

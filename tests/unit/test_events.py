@@ -15,6 +15,8 @@ from refract.kernel.events import (
     LINK_EXCHANGE,
     LONGEST_ID,
     MAX_REASON,
+    MOST_BYTES,
+    MOST_PARTS,
     PLATFORM_EXCHANGE,
     Event,
     EventDecoder,
@@ -291,6 +293,12 @@ def test_what_is_no_array_has_no_parts(body: bytes) -> None:
     assert parts_of(body) == []
     with pytest.raises(PoisonMessage):
         DECODER.sort_out("page.seen", body)
+
+
+@pytest.mark.parametrize("body", [array_of([b"1"] * (MOST_PARTS + 1)), array_of([b'"%b"' % (b"x" * MOST_BYTES)])])
+def test_an_array_larger_than_any_of_ours_is_not_looked_into(body: bytes) -> None:
+    assert parts_of(body) == []
+    assert parts_of(array_of([b"1"] * MOST_PARTS)) == [b"1"] * MOST_PARTS
 
 
 def test_an_array_for_a_reader_of_others_is_not_looked_into() -> None:

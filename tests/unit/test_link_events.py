@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refract.kernel.errors import PoisonMessage
-from refract.kernel.events import EventDecoder, LinkEvent, encode_batch
+from refract.kernel.events import LONGEST_ID, EventDecoder, LinkEvent, encode_batch
 from refract.services.analytics.api import LinkTotal, MilestoneReached, StatsTotals
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 
@@ -20,7 +20,8 @@ WRITTEN_AT = "2024-05-06T07:08:09.123456Z"
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 counts = st.integers(0, 2**63 - 1)
 moments = st.datetimes(timezones=st.just(UTC))
-envelope = {"occurred_at": moments, "event_id": texts.filter(bool), "correlation_id": texts}
+ids = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=LONGEST_ID)
+envelope = {"occurred_at": moments, "event_id": ids, "correlation_id": texts}
 owner = {"short_code": texts, "user_id": texts, "user_email": texts}
 state = owner | {"original_url": texts, "order": counts, "expires_at": st.none() | moments}
 

@@ -15,6 +15,10 @@ PLATFORM_EXCHANGE = "smap.events"
 LEGACY_MAIL_EXCHANGE = "smtp_send_email_exc"
 
 MAX_REASON = 300
+MOST_BYTES, MOST_PARTS = 2 * 1024 * 1024, 10_000
+"""Of an array whose elements are looked at one by one, while nobody else has a turn; ours have a thousand and half a
+megabyte."""
+
 LONGEST_ID = 256
 """Characters of an id that events are told apart by: what any database keeps in an index."""
 
@@ -171,14 +175,15 @@ class EventDecoder:
             unreadable: list[Unreadable] = []
             for part in parts_of(body) if routing_key in self._flat else ():
                 try:
-                    events += self._decode_part(routing_key, part)
+                    events += self.decode_part(routing_key, part)
                 except PoisonMessage as error:
                     unreadable.append(Unreadable(part, str(error)))
             if not events:
                 raise
             return events, unreadable
 
-    def _decode_part(self, routing_key: str, part: bytes) -> list[Event]:
+    def decode_part(self, routing_key: str, part: bytes) -> list[Event]:
+        """The event in one element of an array; raises PoisonMessage with what is wrong with it."""
         if part.startswith(b"["):
             raise PoisonMessage(f"{routing_key}: an array within an array")
         return self.decode(routing_key, part)
@@ -195,11 +200,14 @@ class EventDecoder:
 
 
 def parts_of(body: bytes) -> list[bytes]:
-    """The elements of an array as they stand in it, or none where the body is no array."""
+    """The elements of an array as they stand in it; none where the body is no array, or larger than any of ours."""
+    if len(body) > MOST_BYTES:
+        return []
     try:
-        return [bytes(part).strip() for part in _arrays.decode(body)]
+        parts = _arrays.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []
+    return [bytes(part).strip() for part in parts] if len(parts) <= MOST_PARTS else []
 
 
 def array_of(parts: Iterable[bytes]) -> bytes:

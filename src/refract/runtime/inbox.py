@@ -31,6 +31,9 @@ PARTS = 8
 MOST_EVENTS = 25_000
 """So many events go into one transaction, or one message: a message may hold a thousand, a reader hundreds of those."""
 
+DIVIDE_SECONDS = 60.0
+"""For so long the others in an array are told from one that fails: nobody else has a message by itself meanwhile."""
+
 PRUNE_BATCH = 1000
 FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 5.0
@@ -50,6 +53,14 @@ MARK = Statement(
     SELECT :reader, value, :now FROM json_each(:event_ids) WHERE true
     ON CONFLICT DO NOTHING
     RETURNING event_id
+    """,
+)
+MARKED = Statement(
+    "inbox_marked",
+    "Finds out which events a reader has handled.",
+    "SELECT event_id FROM inbox WHERE reader = :reader AND event_id = ANY(:event_ids)",
+    sqlite="""
+    SELECT event_id FROM inbox WHERE reader = :reader AND event_id IN (SELECT value FROM json_each(:event_ids))
     """,
 )
 COUNT_FIRST = Statement(
@@ -230,7 +241,14 @@ class Inbox:
                         attempts, last_error = await self._count_attempt(letter)
                         counted = True
                     if attempts > ATTEMPTS:
-                        left = await self._given_up(letter, attempts, last_error)
+                        # Once, because it may die of this, too; and not at all of what it has died of before.
+                        if attempts == ATTEMPTS + 1 and last_error is not None:
+                            await self._divide(reader, letter, self._clock.monotonic() + DIVIDE_SECONDS)
+                        reason = last_error or f"the reader died {ATTEMPTS} times while handling it"
+                        left = left_over(letter, self._decoder, await self._unhandled(letter), reason)
+                        if not reader.holds(letter.delivery):
+                            await self._uncounted(letter)
+                            return  # it comes again, and would be there twice
                         await self._forget(letter)
                         break
                     failure = await self._attempt(letter)
@@ -249,24 +267,20 @@ class Inbox:
         else:
             await self._bury(reader, left.delivery, left.unreadable)
 
-    async def _given_up(self, letter: Letter, attempts: int, last_error: str | None) -> Letter | None:
-        """What is to be buried of a letter after its last attempt: of an array only what fails by itself."""
-        reason = last_error or f"the reader died {ATTEMPTS} times while handling it"
-        # Once, because it may die of this, too; and not at all of what it has died of before.
-        if last_error is None or attempts > ATTEMPTS + 1 or len(letter.events) == 1:
-            return replace(letter, unreadable=reason)
-        failing = {event.identity for event in await self._failing(letter)}
-        return left_over(letter, self._decoder, failing, reason) if failing else letter.rest
-
-    async def _failing(self, letter: Letter) -> list[Event]:
-        """The events of a letter that fail by themselves; the others are handled."""
-        failing: list[Event] = []
+    async def _divide(self, reader: QueueReader, letter: Letter, until: float) -> None:
+        """Handle those events of a letter that do not fail by themselves, as far as there is time."""
         size = max(1, len(letter.events) // PARTS)
-        for first in range(0, len(letter.events), size):
+        for first in range(0, len(letter.events), size) if len(letter.events) > 1 else ():
             part = replace(letter, events=letter.events[first : first + size])
+            if self._clock.monotonic() > until or not reader.holds(letter.delivery):
+                return
             if not await self._applied_together([part], counted=False):
-                failing += part.events if len(part.events) == 1 else await self._failing(part)
-        return failing
+                await self._divide(reader, part, until)
+
+    async def _unhandled(self, letter: Letter) -> set[str]:
+        identities = {event.identity for event in letter.events}
+        rows = await self._database.fetch(MARKED, reader=self._queue.name, event_ids=sorted(identities))
+        return identities - {row["event_id"] for row in rows}
 
     async def _attempt(self, letter: Letter) -> str | None:
         """What went wrong, if it was the message's fault. A dependency's fault is raised."""

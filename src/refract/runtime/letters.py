@@ -37,19 +37,23 @@ def open_letter(delivery: Delivery, decoder: EventDecoder) -> Letter:
     return Letter(delivery, events, rest=_rest(delivery, [part for part, _ in unreadable], reason))
 
 
-def left_over(letter: Letter, decoder: EventDecoder, failing: Collection[str], reason: str) -> Letter:
-    """What of an array is to be buried: events whose identities are named, and what is no event."""
+def left_over(letter: Letter, decoder: EventDecoder, unhandled: Collection[str], reason: str) -> Letter | None:
+    """What of an array is to be buried: the events with these identities, and what is no event; None if nothing is."""
+    if not unhandled:
+        return letter.rest
     message = letter.delivery.message
     parts = parts_of(message.body)
-    left = []
-    for part in parts:
-        try:
-            is_handled = all(event.identity not in failing for event in decoder.decode(message.routing_key, part))
-        except PoisonMessage:
-            is_handled = False
-        if not is_handled:
-            left.append(part)
+    left = [part for part in parts if not _is_handled(decoder, message.routing_key, part, unhandled)]
+    if len(left) == len(parts):  # or it was never divided
+        return replace(letter, unreadable=reason, rest=None)
     return _rest(letter.delivery, left, f"{len(left)} of {len(parts)} events: {reason}")
+
+
+def _is_handled(decoder: EventDecoder, routing_key: str, part: bytes, unhandled: Collection[str]) -> bool:
+    try:
+        return all(event.identity not in unhandled for event in decoder.decode_part(routing_key, part))
+    except PoisonMessage:
+        return False
 
 
 def _rest(delivery: Delivery, parts: Sequence[bytes], reason: str) -> Letter:

@@ -15,6 +15,9 @@ class Statement:
     The usual differences: a list is `= ANY(:codes)` on PostgreSQL and `IN (SELECT value FROM json_each(:codes))` on
     SQLite, which has no `::type` casts and no row locks either. SQLite knows the type of a column and not that of an
     expression: a moment that is computed is named for its type there, as in `max(at) AS "latest [TIMESTAMP]"`.
+
+    Rows that are taken with `SKIP LOCKED` are chosen in `= ANY(ARRAY(SELECT …))`, once: what stands in `IN (SELECT …)`
+    PostgreSQL may ask for again, and is then given the rows after the first ones, past any `LIMIT`.
     """
 
     name: str

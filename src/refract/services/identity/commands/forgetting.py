@@ -23,7 +23,7 @@ SENT = f"SELECT id FROM outbox WHERE published_at IS NOT NULL AND event_type IN 
 FORGET_SENT = Statement(
     "forget_sent_mails",
     "Deletes one batch of rows of mails that are published; what another process has in hand is left to it.",
-    f"DELETE FROM outbox WHERE id IN ({SENT} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names of ours, not values
+    f"DELETE FROM outbox WHERE id = ANY(ARRAY({SENT} FOR UPDATE SKIP LOCKED))",  # noqa: S608  # names of ours, not values
     sqlite=f"DELETE FROM outbox WHERE id IN ({SENT})",  # noqa: S608
 )
 

@@ -42,7 +42,7 @@ IS_DUE = Statement(
     "SELECT 1 AS due FROM departures WHERE next_at <= :now LIMIT 1",
 )
 _DUE = "SELECT user_id FROM departures WHERE next_at <= :now ORDER BY next_at LIMIT 1"
-_TAKE = "UPDATE departures SET next_at = :leased_until WHERE user_id IN"
+_TAKE = "UPDATE departures SET next_at = :leased_until WHERE user_id ="
 TAKE_DEPARTURE = Statement(
     "take_departure",
     "Takes the one that has waited longest, for as long as a lease lasts; another process takes another.",

@@ -21,7 +21,7 @@ FORGET_NOTIFICATIONS = Statement(
     "forget_notifications",
     "Removes a batch of notifications over their time; those that another process has in hand are left to it.",
     f"""
-    DELETE FROM notifications WHERE id IN ({_OLD} FOR UPDATE SKIP LOCKED) RETURNING user_id, read_at
+    DELETE FROM notifications WHERE id = ANY(ARRAY({_OLD} FOR UPDATE SKIP LOCKED)) RETURNING user_id, read_at
     """,  # noqa: S608  # names, not values
     sqlite=f"DELETE FROM notifications WHERE id IN ({_OLD}) RETURNING user_id, read_at",  # noqa: S608
 )

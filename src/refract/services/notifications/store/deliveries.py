@@ -96,7 +96,7 @@ _SOME_TO = f"SELECT id FROM deliveries WHERE {_TO} LIMIT :batch"  # noqa: S608
 FAIL_SOME_TO = Statement(
     "fail_deliveries_to",
     "Gives up what is on its way to a recipient who takes nothing any more, of much a part: the rest finds out alone.",
-    f"{_FAIL} WHERE id IN ({_SOME_TO} FOR UPDATE SKIP LOCKED)",
+    f"{_FAIL} WHERE id = ANY(ARRAY({_SOME_TO} FOR UPDATE SKIP LOCKED))",
     sqlite=f"{_FAIL} WHERE id IN ({_SOME_TO})",
 )
 _MARK = "UPDATE notifications SET status = :status, sent_at = :sent_at WHERE status = 'pending'"
@@ -137,7 +137,7 @@ _LATE = "SELECT id FROM deliveries WHERE status = 'pending' AND next_attempt_at 
 HURRY = Statement(
     "hurry_deliveries",
     "Makes a batch due of what would not be for longer than any pause: the clock was set back since.",
-    f"UPDATE deliveries SET next_attempt_at = :now WHERE id IN ({_LATE} FOR UPDATE SKIP LOCKED)",  # noqa: S608
+    f"UPDATE deliveries SET next_attempt_at = :now WHERE id = ANY(ARRAY({_LATE} FOR UPDATE SKIP LOCKED))",  # noqa: S608
     sqlite=f"UPDATE deliveries SET next_attempt_at = :now WHERE id IN ({_LATE})",  # noqa: S608
 )
 

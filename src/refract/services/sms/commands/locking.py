@@ -59,12 +59,13 @@ class RowLock:
         with self._uncounted.departing() as departure:
             async with self._database.transaction() as tx:
                 now = self._clock.now()  # after the wait for a turn
-                limits, keys = await hear(tx, claims, now)
+                limits, known = await hear(tx, claims, now)
                 await self._uncounted.check(limits)
-                judgement = await self._publish(sends, limits, judge(claims, limits, keys))
-                departure.add(limits, _admitted(claims, judgement.verdicts))
+                judgement = await self._publish(sends, limits, judge(claims, limits, known))
+                keys = keys_of(claims, judgement.verdicts, "admitted")
+                departure.add(limits, _admitted(claims, judgement.verdicts), keys)
                 await keep_counts(tx, judgement.changed)
-                await claim_keys(tx, keys_of(claims, judgement.verdicts, "admitted"), "sent", now)
+                await claim_keys(tx, keys, "sent", now)
                 if again := keys_of(claims, judgement.verdicts, "counted before"):
                     await mark_sent(tx, again)
         return judgement.verdicts

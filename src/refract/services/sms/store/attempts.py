@@ -62,16 +62,16 @@ _OLD_ATTEMPTS = "SELECT event_id FROM attempts WHERE status = :status AND occurr
 FORGET_ATTEMPTS = Statement(
     "forget_attempts",
     "Removes a batch of attempts over their time; those that another process has in hand are left to it.",
-    f"DELETE FROM attempts WHERE event_id IN ({_OLD_ATTEMPTS} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names, not values
+    f"DELETE FROM attempts WHERE event_id = ANY(ARRAY({_OLD_ATTEMPTS} FOR UPDATE SKIP LOCKED))",  # noqa: S608
     sqlite=f"DELETE FROM attempts WHERE event_id IN ({_OLD_ATTEMPTS})",  # noqa: S608
 )
 
-_OLD_MINUTES = "SELECT user_id, minute FROM attempt_minutes WHERE minute < :before LIMIT :batch"
+_OLD_MINUTES = "FROM attempt_minutes WHERE minute < :before LIMIT :batch"
 FORGET_MINUTES = Statement(
     "forget_minutes",
     "Removes a batch of counts over their time.",
-    f"DELETE FROM attempt_minutes WHERE (user_id, minute) IN ({_OLD_MINUTES} FOR UPDATE SKIP LOCKED)",  # noqa: S608
-    sqlite=f"DELETE FROM attempt_minutes WHERE (user_id, minute) IN ({_OLD_MINUTES})",  # noqa: S608
+    f"DELETE FROM attempt_minutes WHERE ctid = ANY(ARRAY(SELECT ctid {_OLD_MINUTES} FOR UPDATE SKIP LOCKED))",  # noqa: S608
+    sqlite=f"DELETE FROM attempt_minutes WHERE (user_id, minute) IN (SELECT user_id, minute {_OLD_MINUTES})",  # noqa: S608
 )
 
 

@@ -25,7 +25,7 @@ _OLD = "SELECT message_id FROM sent_messages WHERE sent_at < :before LIMIT :batc
 FORGET_SENT = Statement(
     "forget_sent",
     "Removes a batch of marks of messages that nobody can send again.",
-    f"DELETE FROM sent_messages WHERE message_id IN ({_OLD} FOR UPDATE SKIP LOCKED)",  # noqa: S608  # names, not values
+    f"DELETE FROM sent_messages WHERE message_id = ANY(ARRAY({_OLD} FOR UPDATE SKIP LOCKED))",  # noqa: S608  # names
     sqlite=f"DELETE FROM sent_messages WHERE message_id IN ({_OLD})",  # noqa: S608
 )
 
