@@ -215,5 +215,6 @@ async def test_what_is_refused_takes_little_from_what_is_served(tmp_path: Path, 
     assert (best.refused, later.refused) == ([], [])
     assert flood.refused
     # A client that never pauses is refused every few dozen milliseconds, and each refusal is a request of its own: no
-    # door that answers all of them keeps its goodput whatever their number. What is ours is what one of them costs.
-    assert cost < 0.5 / best.goodput
+    # door that answers all of them keeps its goodput whatever their number. What is ours is what one of them costs: a
+    # third of a request that takes a task of its own, and half of one that passes without (ADR 0039).
+    assert cost < 0.7 / best.goodput
