@@ -144,8 +144,12 @@ async def test_a_replayed_letter_has_all_its_attempts_again(world: World) -> Non
 async def test_every_line_about_a_message_has_its_correlation_id(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
     lines: list[tuple[str, str]] = []
-    noting = logging.Handler()
-    noting.emit = lambda record: lines.append((record.getMessage(), current_correlation_id()))  # type: ignore[method-assign]
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append((record.getMessage(), current_correlation_id()))
+
+    noting = Noting()
     unreadable = replace(world.message(noted(0, correlation_id="the second")), body=b"{")
     await world.bus.publish_all([world.message(noted(BAD, correlation_id="the first")), unreadable])
     inbox.logger.addHandler(noting)
