@@ -5,11 +5,11 @@ from asyncio import AbstractEventLoop as Loop
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
+from tests.support.databases import administer
 from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis, Server
 from tests.support.servers.selection import configured
 
@@ -61,9 +61,9 @@ async def fresh_database(postgres_dsn: str) -> AsyncIterator[str]:
     """The DSN of an empty PostgreSQL database that is dropped after the test."""
     name = f"test_{secrets.token_hex(8)}"
     # From template0, to which nobody can be connected: a visitor in template1 would refuse us the copy.
-    await _administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+    await administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
     yield urlsplit(postgres_dsn)._replace(path=f"/{name}").geturl()
-    await _administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+    await administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -82,11 +82,3 @@ def kafka_namespace() -> str:
 def redis_namespace() -> str:
     """A prefix for the keys that this test alone uses."""
     return f"test:{secrets.token_hex(6)}:"
-
-
-async def _administer(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()

@@ -97,7 +97,7 @@ def unlocked_requirements(lock: Path) -> list[str]:
 def effects_of_importing(source: Path, package: str) -> list[str]:
     """What importing every module did to the world, from a process of its own."""
     process = subprocess.run(
-        [sys.executable, "-B", SCRIPT, source, package], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-B", SCRIPT, source, package], capture_output=True, text=True, check=False, timeout=110
     )
     assert process.returncode == 0, process.stderr
     report = json.loads(process.stdout.splitlines()[-1])

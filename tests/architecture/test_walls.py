@@ -96,7 +96,7 @@ def lint(root: Path) -> tuple[dict[str, bool], str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=110,
     )
     configuration = configparser.ConfigParser()
     configuration.read(CONFIGURATION)

@@ -77,9 +77,9 @@ async def test_a_statement_can_be_cancelled(things: Database) -> None:
     await begun.wait()
     await asyncio.sleep(0)
     task.cancel()
-    await asyncio.wait([task], timeout=5)
+    await asyncio.wait([task], timeout=60)
     assert task.cancelled()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await add(things, "b")
     assert await names(things) == ["b"]
 
@@ -90,7 +90,7 @@ async def test_a_cancelled_read_does_not_spoil_the_next(things: Database) -> Non
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await things.fetch(SLOW)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await names(things) == ["a"]
 
 

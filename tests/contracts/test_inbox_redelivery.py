@@ -34,11 +34,11 @@ async def test_a_backlog_that_comes_again_is_handled_in_batches(world: World) ->
         batches.append(len(events))
         await add_effects(tx, events)
 
-    async with running(world.inbox(handle).run):
-        await eventually(lambda: sum(batches) == 300)
-        await eventually(world.attempts_forgotten)
+    async with world.bus.reader(world.queue) as reader:
+        assert await world.inbox(handle).settle(reader, await take(reader, 300)) == []
     assert await world.effects() == list(range(300))
-    assert len(batches) < 100
+    assert batches == [300]
+    assert await world.attempts() == []
 
 
 async def test_what_comes_again_a_second_time_is_handled_one_by_one(world: World) -> None:

@@ -52,7 +52,7 @@ async def test_a_producer_with_a_fatal_error_gives_way_to_a_new_one(logs: KafkaL
 
     await eventually(published)
     async with log.reader(topic, "group") as reader:
-        assert numbers(await take(reader, 4)) == [1, 2, 3, 4]
+        assert list(dict.fromkeys(numbers(await take(reader, 4)))) == [1, 2, 3, 4]  # it may have had the last before
 
 
 async def test_a_topic_that_the_broker_lost_is_declared_again(logs: KafkaLogs, kafka_bootstrap: str) -> None:
@@ -61,7 +61,7 @@ async def test_a_topic_that_the_broker_lost_is_declared_again(logs: KafkaLogs, k
     await log.declare(topic)
     await log.publish(*records(topic, 1))
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    admin.delete_topics([topic.name])[topic.name].result(10)
+    admin.delete_topics([topic.name])[topic.name].result(60)
 
     async def refused() -> bool:
         return isinstance((await log.publish_all(records(topic, 2)))[0], NotPublished)
@@ -69,6 +69,6 @@ async def test_a_topic_that_the_broker_lost_is_declared_again(logs: KafkaLogs, k
     async def published() -> bool:
         return not await refused()
 
-    await eventually(refused, timeout=20)
-    await eventually(published, timeout=20)
-    assert len(admin.list_topics(topic.name, timeout=10).topics[topic.name].partitions) == topic.partitions
+    await eventually(refused, timeout=60)
+    await eventually(published, timeout=60)
+    assert len(admin.list_topics(topic.name, timeout=60).topics[topic.name].partitions) == topic.partitions

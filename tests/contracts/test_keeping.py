@@ -50,7 +50,7 @@ class TestRetention:
         await world.announce(*map(noted, range(100)))
         await world.relay().drain()
         now = datetime.now(UTC)
-        async with running(world.relay().run), asyncio.timeout(30):
+        async with running(world.relay().run), asyncio.timeout(90):
             replayed = await replay_outbox(world.database, now - timedelta(hours=1), now + timedelta(hours=1))
             assert replayed == 100
             assert len(await drain(reader, 200)) == 200

@@ -86,13 +86,18 @@ async def test_a_limit_of_nothing_is_off(limits: RateLimiter, redis_namespace: s
     assert all([(await limits.hit("somebody", policy, cost=1_000)).allowed for _ in range(50)])
 
 
+async def has_come(moment: float) -> None:
+    """Not a sleep: uvloop counts one from when its turn of the loop began, and may wake early."""
+    await eventually(lambda: time.monotonic() >= moment, interval=0.001)
+
+
 async def test_who_waits_as_told_gets_through(limits: RateLimiter, redis_namespace: str) -> None:
     policy = Policy(redis_namespace, limit=3, window=0.2)
     for _ in range(6):
         verdict = await limits.hit("somebody", policy)
         while verdict.allowed:
             verdict = await limits.hit("somebody", policy)
-        await asyncio.sleep(verdict.retry_after + 0.001)  # uvloop may wake a millisecond early
+        await has_come(time.monotonic() + verdict.retry_after + 0.001)
         assert (await limits.hit("somebody", policy)).allowed
 
 
@@ -153,7 +158,7 @@ def exceeded(admitted: Sequence[tuple[float, float, int]], policy: Policy) -> bo
     max_examples=12,
     deadline=None,
     phases=[Phase.generate],  # real time passes: shrinking would take minutes and find something else
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     limit=st.integers(1, 5),
@@ -214,20 +219,23 @@ async def test_a_counter_in_redis_goes_away_by_itself(
     redis_address: str, distributed: RateLimiter, redis_namespace: str
 ) -> None:
     policy = Policy(redis_namespace, limit=2, window=0.2)
-    for _ in range(3):
-        await distributed.hit("somebody", policy)
     async with administering(redis_address) as client:
-        assert await client.exists(f"ratelimit:{redis_namespace}:somebody") == 1
+
+        async def counted() -> bool:
+            for _ in range(3):
+                await distributed.hit("somebody", policy)
+            return await client.exists(f"ratelimit:{redis_namespace}:somebody") == 1
 
         async def gone() -> bool:
             return await client.exists(policy.key("somebody")) == 0
 
+        await eventually(counted)  # again where this process stood still for longer than a window
         await eventually(gone)
 
 
 async def test_a_window_that_was_configured_anew_forgets_its_old_buckets(
     distributed: RateLimiter, redis_namespace: str
 ) -> None:
-    for window in (60.0, 0.5, 900.0):
+    for window in (60.0, 10.0, 900.0):
         policy = Policy(redis_namespace, limit=2, window=window)
         assert [(await distributed.hit("somebody", policy)).allowed for _ in range(3)] == [True, True, False]

@@ -144,7 +144,7 @@ async def _woken(database: Database, timeout: float) -> bool:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await database.announced(timeout)
-    return loop.time() - began < timeout
+    return loop.time() - began < 0.9 * timeout  # a timer may end a little before its time
 
 
 async def test_a_deadlock_is_transient_for_one_and_nothing_for_the_other(postgres: PostgresDatabase) -> None:
@@ -172,7 +172,7 @@ async def test_cancelled_transactions_give_their_connections_back(postgres: Post
         with suppress(TimeoutError):
             async with asyncio.timeout(0.02):
                 await hold()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(postgres.ping() for _ in range(20)))
     assert await numbers(postgres) == set()
 
@@ -181,7 +181,7 @@ async def test_cancelled_transactions_give_their_connections_back(postgres: Post
 
 
 async def test_the_pool_keeps_two_and_opens_ten(postgres: PostgresDatabase) -> None:
-    assert len(await postgres.fetch(BACKENDS)) == 2
+    await eventually(lambda: _connections(postgres, 2))  # those of the test before may be on their way out
     everyone = asyncio.Barrier(10)
 
     async def hold() -> None:
@@ -189,9 +189,13 @@ async def test_the_pool_keeps_two_and_opens_ten(postgres: PostgresDatabase) -> N
             await everyone.wait()
 
     await asyncio.gather(*(hold() for _ in range(30)))
-    assert len(await postgres.fetch(BACKENDS)) == 10
+    assert await _connections(postgres, 10)
     assert (pool.MAX_CONNECTIONS, pool.KEPT_CONNECTIONS) == (10, 2)
     assert (pool.MAX_LIFETIME, pool.MAX_IDLE) == (30 * 60, 5 * 60)
+
+
+async def _connections(postgres: PostgresDatabase, number: int) -> bool:
+    return len(await postgres.fetch(BACKENDS)) == number
 
 
 class Watch:
@@ -272,14 +276,17 @@ async def test_gives_up_after_five_attempts(caplog: pytest.LogCaptureFixture) ->
     assert_hidden("someone", caught.value, caplog)
 
 
-async def test_one_that_accepts_and_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_accepts_and_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("refract.runtime.distributed.postgresql.CONNECT_TIMEOUT", 0.1)
     callers: list[asyncio.StreamWriter] = []
     async with await asyncio.start_server(lambda _, writer: callers.append(writer), "127.0.0.1", 0) as silent:
         port = silent.sockets[0].getsockname()[1]
         with pytest.raises(Unavailable, match="in time"):
             await PostgresDatabase.open(f"postgres://a:b@127.0.0.1:{port}/c", service="silent", pauses=(0.0, 0.0))
-        assert len(callers) == 2
+        attempts = [vars(record) for record in caplog.records if record.name == "refract.database"]
+        assert [attempt["attempt"] for attempt in attempts] == [1, 2]
         for writer in callers:
             writer.close()
 

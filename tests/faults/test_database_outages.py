@@ -17,7 +17,7 @@ from refract.runtime.distributed.postgresql import connect
 from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.statements import Statement
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import FaultProxy, proxy_before
 from tests.support.servers import PostgreSQL
 from tests.support.waiting import eventually
 
@@ -29,7 +29,7 @@ MESSAGE = Message("exchange", "key", b"{}", "id")
 
 @asynccontextmanager
 async def _opened(location: str) -> AsyncIterator[PostgresDatabase]:
-    database = await PostgresDatabase.open(location, service="test", pauses=(0.0,))
+    database = await PostgresDatabase.open(location, service="test", pauses=(0.0, 0.5, 1.0, 2.0))
     try:
         yield database
     finally:
@@ -53,13 +53,8 @@ async def database(location: str) -> AsyncIterator[PostgresDatabase]:
 @pytest.fixture
 async def proxied(location: str) -> AsyncIterator[tuple[PostgresDatabase, FaultProxy]]:
     """The same behind a proxy that can fall silent."""
-    parts = urlsplit(location)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    async with FaultProxy.to(parts.hostname, parts.port) as proxy:
-        behind = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}").geturl()
-        async with _opened(behind) as opened:
-            yield opened, proxy
+    async with proxy_before(location) as (behind, proxy), _opened(behind) as opened:
+        yield opened, proxy
 
 
 async def _write(database: PostgresDatabase) -> None:
@@ -70,12 +65,19 @@ async def _write(database: PostgresDatabase) -> None:
 # A server that falls silent
 
 
+@pytest.fixture
+def long_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that are opened from now on would wait for an answer longer than any test."""
+    monkeypatch.setattr(postgresql, "SILENCE_TIMEOUT", 300.0)
+
+
+@pytest.mark.usefixtures("long_patience")
 async def test_whoever_stops_does_not_wait_for_a_silent_server(proxied: tuple[PostgresDatabase, FaultProxy]) -> None:
     database, proxy = proxied
     proxy.swallow()
     tasks = [asyncio.create_task(work) for work in (database.fetch(READ), _write(database))]
     await eventually(lambda: len(database._pool._in_use) == 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -85,18 +87,25 @@ async def test_whoever_stops_does_not_wait_for_a_silent_server(proxied: tuple[Po
     assert pool.TIDY_TIMEOUT <= 1
 
 
+@pytest.mark.usefixtures("long_patience")
 async def test_closing_hangs_up_on_a_silent_server(proxied: tuple[PostgresDatabase, FaultProxy]) -> None:
     database, proxy = proxied
     proxy.swallow()
     reading = asyncio.create_task(database.fetch(READ))
     await eventually(lambda: database._pool._in_use)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await database.close()
         with pytest.raises(Unavailable):
             await reading
 
 
-async def test_closing_waits_for_a_server_that_answers(database: PostgresDatabase) -> None:
+async def test_closing_waits_for_a_server_that_answers(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answers() -> None:
+        raise Unavailable("database", "too many connections")  # a word is a word, and this one is never late
+
+    monkeypatch.setattr(database._pool, "_connect", answers)
     reading = asyncio.create_task(database.fetch(PAUSE, seconds=2 * pool.TIDY_TIMEOUT))
     await eventually(lambda: database._pool._in_use)
     await database.close()
@@ -121,11 +130,14 @@ async def test_silence_is_no_slow_statement(proxied: tuple[PostgresDatabase, Fau
 # A server that answers, slowly
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_many_that_take_too_long_together_are_a_slow_statement(database: PostgresDatabase) -> None:
-    with pytest.raises(TimedOut, match="pause"):
-        async with database.transaction() as tx:
-            await tx.execute_many(PAUSE, [{"seconds": 0.2}] * 100)
+async def test_many_that_take_too_long_together_are_a_slow_statement(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "SILENCE_TIMEOUT", 2.0)
+    async with _opened(location) as database:
+        with pytest.raises(TimedOut, match="pause"):
+            async with database.transaction() as tx:
+                await tx.execute_many(PAUSE, [{"seconds": 0.2}] * 100)
 
 
 async def test_a_row_that_another_holds_is_no_slow_statement(
@@ -254,7 +266,7 @@ async def _woken(database: PostgresDatabase, timeout: float) -> bool:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await database.announced(timeout)
-    return loop.time() - began < timeout
+    return loop.time() - began < 0.9 * timeout  # a timer may end a little before its time
 
 
 # What a cancelled caller leaves behind

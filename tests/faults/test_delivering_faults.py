@@ -33,28 +33,32 @@ from tests.support.worlds import running
 __all__ = ["deliveries", "notifications_dsn", "notifications_file", "notifications_location"]
 
 
-async def start_victim(deliveries: Deliveries, channel: str, port: int = 0) -> asyncio.subprocess.Process:
-    """A process that delivers, on the same database."""
-    process = await asyncio.create_subprocess_exec(
+async def start_victim() -> asyncio.subprocess.Process:
+    """A process that will deliver when it has its orders."""
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.support.delivery_victim", stdin=asyncio.subprocess.PIPE
     )
+
+
+def order(process: asyncio.subprocess.Process, deliveries: Deliveries, channel: str, port: int = 0) -> None:
+    """Have it deliver, on the same database."""
     embedded = isinstance(deliveries.location, Path)
     assert process.stdin is not None
     process.stdin.write(json.dumps([str(deliveries.location), embedded, channel, port]).encode())
     process.stdin.close()
-    return process
 
 
 async def killed(process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await process.wait() == -signal.SIGKILL
 
 
 async def test_a_mail_that_was_sent_and_not_written_down_is_known_by_its_id(deliveries: Deliveries) -> None:
     delivery = await deliveries.add()
     with post_office() as office:
-        process = await start_victim(deliveries, "email", office.port)
+        process = await start_victim()
         office.on_mail = lambda: os.kill(process.pid, signal.SIGKILL)
+        order(process, deliveries, "email", office.port)
         await killed(process)
         office.on_mail = None
         row = await deliveries.row(delivery)
@@ -71,8 +75,9 @@ async def test_a_mail_that_was_sent_and_not_written_down_is_known_by_its_id(deli
 async def test_so_is_a_webhook(deliveries: Deliveries) -> None:
     async with receiver() as receiving:
         delivery = await deliveries.to_webhook(await deliveries.add_webhook(receiving.url()))
-        process = await start_victim(deliveries, "webhook")
+        process = await start_victim()
         receiving.on_request = lambda: os.kill(process.pid, signal.SIGKILL)
+        order(process, deliveries, "webhook")
         await killed(process)
         receiving.on_request = None
         lane = deliveries.webhook_lane()

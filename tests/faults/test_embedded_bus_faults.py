@@ -21,6 +21,9 @@ from refract.runtime.ports import EventBus
 from tests.support.buses import EmbeddedBuses, bodies, take
 from tests.support.waiting import eventually
 
+PATIENCE = 40.0
+"""Seconds that only what hangs takes."""
+
 
 async def test_what_was_published_survives_a_kill(tmp_path: Path) -> None:
     here = EmbeddedBuses(tmp_path)
@@ -49,10 +52,10 @@ async def test_what_another_process_does_is_noticed(tmp_path: Path) -> None:
         await serving.publish(here.message("key", b"dead"))
         await reader.bury((await take(reader, 1))[0], "poison")
         assert await command_line.replay(queue.name) == 1
-        assert bodies(await asyncio.wait_for(take(reader, 1), 5)) == [b"dead"]
+        assert bodies(await asyncio.wait_for(take(reader, 1), PATIENCE)) == [b"dead"]
         await eventually(lambda: gaps)
         await eventually(lambda: _publishes(command_line, here.message("key", b"routed")))
-        assert bodies(await asyncio.wait_for(take(reader, 1), 5)) == [b"routed"]
+        assert bodies(await asyncio.wait_for(take(reader, 1), PATIENCE)) == [b"routed"]
     await here.close()
 
 
@@ -66,7 +69,7 @@ async def test_a_batch_ends_where_it_would_keep_others_waiting(tmp_path: Path) -
     seen: list[list[int]] = []
     async with bus.reader(queue) as reader:
         while sum(map(len, seen)) < len(sizes):
-            batch = await asyncio.wait_for(reader.next_batch(), 5)
+            batch = await asyncio.wait_for(reader.next_batch(), PATIENCE)
             seen.append([len(delivery.message.body) for delivery in batch])
             await reader.acknowledge(batch)
     await here.close()
@@ -98,13 +101,13 @@ async def test_a_listener_that_fails_on_a_gap_is_told_of_the_next(tmp_path: Path
 
 class TestLockedFile:
     async def test_all_who_wait_are_answered_together(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 500)
+        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 1_000)
         here = EmbeddedBuses(tmp_path)
         bus = await here.open()
         await bus.declare(here.queue("reader", "#"))
         with _locked(here.path):
             publishing = [bus.publish_all([here.message("key")]) for _ in range(100)]
-            outcomes = await asyncio.wait_for(asyncio.gather(*publishing), 5)  # one by one it would take 50 s
+            outcomes = await asyncio.wait_for(asyncio.gather(*publishing), PATIENCE)  # one by one it would take 100 s
         assert {type(outcome) for (outcome,) in outcomes} == {BusAway}
         await bus.publish(here.message("key"))
         await here.close()
@@ -112,7 +115,7 @@ class TestLockedFile:
     async def test_a_failing_job_does_not_make_the_others_wait_one_by_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 500)
+        monkeypatch.setattr(sqlite_thread, "BUSY_MILLISECONDS", 1_000)
         file = sqlite_thread.SqliteThread(tmp_path / "file.sqlite", "CREATE TABLE IF NOT EXISTS t (n INTEGER)")
         await file.start()
         with closing(sqlite3.connect(file._path, isolation_level=None, check_same_thread=False)) as other:
@@ -123,7 +126,7 @@ class TestLockedFile:
                 raise ValueError("no")
 
             jobs = [file.run(fail), *(file.run(lambda _: None) for _ in range(100))]
-            outcomes = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+            outcomes = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), PATIENCE)
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
         await file.close()
 
@@ -166,7 +169,7 @@ class TestLockedFile:
         with _locked(here.path):
             command = [sys.executable, "-c", CLOSER, str(here.path), here.exchange]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            await asyncio.to_thread(subprocess.run, command, env=environment, check=True, timeout=20)
+            await asyncio.to_thread(subprocess.run, command, env=environment, check=True, timeout=PATIENCE)
 
 
 @contextmanager
@@ -192,7 +195,7 @@ async def main():
     publishing.cancel()
     await bus.close()
 
-sqlite_thread.BUSY_MILLISECONDS = 60_000
+sqlite_thread.BUSY_MILLISECONDS = 300_000
 uvloop.run(main())
 """
 

@@ -5,6 +5,7 @@ import logging
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiormq
@@ -20,6 +21,8 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import RabbitMQ
 from tests.support.servers.rabbitmq import script
 from tests.support.waiting import eventually
+
+RECOVERY = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,8 @@ async def proxied(buses: RabbitBuses, proxy: FaultProxy) -> AsyncIterator[Rabbit
 
 
 @pytest.fixture
-def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is waited for as long as in real life."""
-    monkeypatch.setattr(rabbit_publisher, "PUBLISH_TIMEOUT", 2.0)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that hangs is not waited for as long as in real life; one that was only late is taken again."""
     monkeypatch.setattr(rabbit_connection, "STEP_SECONDS", 1.0)
 
 
@@ -92,19 +94,18 @@ class TestQueues:
         async with proxied.reader(refused) as waiting, proxied.reader(fine) as reader:
             for _ in range(2):  # on a session that was there before, and on one that begins with all of them
                 await eventually(lambda: _publishes(proxied, buses.message("fine", b"body")))
-                assert bodies(await asyncio.wait_for(drain(reader, 1), 10)) == [b"body"]
+                assert bodies(await asyncio.wait_for(drain(reader, 1), RECOVERY)) == [b"body"]
                 await eventually(lambda: _answers(proxied))
                 proxy.cut()
-            warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-            assert f"rabbitmq: the queue {refused.name} failed; will retry in background" in warnings
-            assert f"rabbitmq: the reader of {refused.name} failed; will retry in background" in warnings
+            for step in (f"queue {refused.name}", f"reader of {refused.name}"):
+                await eventually(partial(_warned, caplog, f"rabbitmq: the {step} failed; will retry in background"))
 
             await _delete_queue(buses, refused.name)
             await eventually(lambda: _publishes(proxied, buses.message("refused", b"at last")))
-            assert bodies(await asyncio.wait_for(drain(waiting, 1), 10)) == [b"at last"]
+            assert bodies(await asyncio.wait_for(drain(waiting, 1), RECOVERY)) == [b"at last"]
 
     async def test_a_queue_that_hangs_leaves_the_other_readers_alone(
-        self, broker: RabbitMQ, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy, short_times: None
+        self, broker: RabbitMQ, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy, short_steps: None
     ) -> None:
         hanging, fine = buses.queue("hanging", "hanging"), buses.queue("fine", "fine")
         await proxied.declare(hanging)
@@ -115,11 +116,11 @@ class TestQueues:
         ):
             for _ in range(2):
                 await eventually(lambda: _publishes(proxied, buses.message("fine", b"body")))
-                assert bodies(await asyncio.wait_for(drain(reader, 1), 10)) == [b"body"]
+                assert bodies(await asyncio.wait_for(drain(reader, 1), RECOVERY)) == [b"body"]
                 proxy.cut()
             await resume()
             await eventually(lambda: _publishes(proxied, buses.message("hanging", b"at last")))
-            assert bodies(await asyncio.wait_for(drain(waiting, 1), 20)) == [b"at last"]
+            assert bodies(await asyncio.wait_for(drain(waiting, 1), RECOVERY)) == [b"at last"]
 
     async def test_a_refused_reader_closes_at_once(self, buses: RabbitBuses) -> None:
         bus, refused = await buses.open(), buses.queue("refused", "refused")
@@ -151,14 +152,16 @@ class TestPublishing:
             await (await connection.channel()).exchange_delete(direct)
 
     async def test_a_message_that_its_queue_never_confirms_is_not_the_bus_s_fault(
-        self, broker: RabbitMQ, buses: RabbitBuses, short_times: None
+        self, broker: RabbitMQ, buses: RabbitBuses, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(rabbit_publisher, "SHARE_OF_PROBE", 10.0)  # the broker may take its time to say it is there
         bus, stuck, fine = await buses.open(), buses.queue("stuck", "stuck"), buses.queue("fine", "fine")
         await bus.declare(stuck)
         await bus.declare(fine)
         async with _suspended(broker, stuck):
             outcomes = await bus.publish_all([buses.message("stuck", b"x" * 100_000), buses.message("fine")])
             assert [type(outcome) for outcome in outcomes] == [NotPublished, type(None)]
+            monkeypatch.setattr(rabbit_publisher, "SHARE_OF_CONFIRMATIONS", 0.1)  # nothing is to come
             (alone,) = await bus.publish_all([buses.message("stuck")])
             assert type(alone) is NotPublished
             assert isinstance(bus, RabbitBus)
@@ -220,6 +223,10 @@ class TestListening:
 async def _publishes(bus: EventBus, message: Message) -> bool:
     await bus.publish(message)
     return True
+
+
+def _warned(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return any(record.levelno == logging.WARNING and record.getMessage() == text for record in caplog.records)
 
 
 async def _answers(bus: EventBus) -> bool:

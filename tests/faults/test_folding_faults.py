@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from refract.runtime.embedded import database, sqlite_connections
+from refract.runtime.statements import Statement
 from refract.services.analytics.commands import folding
 from refract.services.analytics.domain.periods import DAY
 from tests.support.databases import empty_location, open_database
@@ -17,6 +19,21 @@ __all__ = ["empty_location", "periods"]
 
 ROOT = Path(__file__).parents[2]
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
+BE_PATIENT = Statement(
+    "be_patient",
+    "Waits for a lock for as long as a slow commit may take.",
+    "SELECT set_config('lock_timeout', '60s', true)",
+    sqlite="SELECT 1",
+)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three write to one file here, and a commit may take seconds: nobody is to give up his turn."""
+    monkeypatch.setattr(sqlite_connections, "BUSY_MILLISECONDS", 60_000)
+    monkeypatch.setattr(database, "ACQUIRE_TIMEOUT", 60.0)
+    monkeypatch.setattr(folding, "BE_BRIEF", BE_PATIENT)
+
 
 VICTIM = """
 import asyncio, os, signal, sys

@@ -175,7 +175,7 @@ async def test_what_nobody_asked_for_is_nobodys_answer(adding: str) -> None:
         server = await asyncio.start_server(careless, "127.0.0.1", 0)
         stack.callback(server.close)
         port = server.sockets[0].getsockname()[1]
-        gateway = await serve_gateway(Proxy({"links": f"http://127.0.0.1:{port}"}, answer_timeout=2.0), stack)
+        gateway = await serve_gateway(Proxy({"links": f"http://127.0.0.1:{port}"}, answer_timeout=30.0), stack)
         for number in range(20):
             async with await Client.connect(gateway) as client:
                 # The answer is there before the body is: what is left of it must not become part of a next request.

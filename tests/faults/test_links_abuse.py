@@ -1,6 +1,7 @@
 """Bad destinations leave no trace, and neither does the address of anybody who comes."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,12 @@ async def test_a_link_cannot_be_turned_to_a_bad_destination(instance: Instance) 
 
 # Addresses
 
-ADDRESSES = {"203.0.113.77": "203.0.113.0", "2001:db8:5eaf:ca4e::77": "2001:db8:5eaf::"}
-"""Distinctive ones, and what may be kept of them."""
+_SOME, _MORE = random.SystemRandom().sample(range(16, 250), 2)
+ADDRESSES = {
+    f"198.18.{_SOME}.{_MORE}": f"198.18.{_SOME}.0",
+    f"2001:db8:5e{_SOME:02x}:ca{_MORE:02x}::77": f"2001:db8:5e{_SOME:02x}::",
+}
+"""Distinctive ones, and what may be kept of them. Others write into the same Redis, and have addresses of their own."""
 
 
 async def visit(instance: Instance, address: str) -> None:

@@ -55,7 +55,7 @@ async def test_links_go_on_while_notifications_cannot_write_and_all_is_told_afte
     """ACCEPTANCE 25, for one process: then 38, over everything that it left behind."""
     async with embedded(tmp_path) as instance:
         path = instance.data.database("notifications")
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as other:
             other.execute("BEGIN EXCLUSIVE")
             codes = [await make(instance, number) for number in range(12)]
             assert [await follow(instance, code) for code in codes] == [301] * len(codes)

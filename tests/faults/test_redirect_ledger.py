@@ -1,6 +1,5 @@
 """Redirects while the process is killed or told to stop: each that was answered is counted, and counted once."""
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -66,9 +65,7 @@ async def stop_under_load(instance: Instance, folder: Path, redirects: int) -> N
         async with kept.running(CONNECTIONS) as following, new.running(CONNECTIONS), making.running(4):
             await eventually(lambda: first.answered + second.answered >= redirects and third.answered, timeout=120)
             assert not following.done()
-            begun = time.monotonic()
             assert await instance.stop() == 0
-            assert time.monotonic() - begun < 10
         assert [(load.unanswered, load.refused, load.wrong) for load in loads] == [(0, Counter(), [])] * 3
         assert instance.spooled == []
         assert await instance.fetch(PENDING) == [(0,)], "the outbox was not drained"

@@ -6,6 +6,7 @@ from statistics import quantiles
 
 import pytest
 
+from refract.runtime.server import ServerLimits
 from tests.support.applications import echo
 from tests.support.http import Client, running
 
@@ -38,7 +39,7 @@ async def _trickle(client: Client) -> float:
 
 @pytest.mark.timeout(120)
 async def test_a_thousand_trickling_clients_are_closed_while_others_are_served() -> None:
-    async with running(echo) as server:
+    async with running(echo, limits=ServerLimits()) as server:
         usual = await _p99(server.port, 2000)
         clients = [await Client.connect(server.port) for _ in range(1000)]
         trickling = asyncio.gather(*(_trickle(client) for client in clients))

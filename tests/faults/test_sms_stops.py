@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from refract.services.sms.api import OUTBOUND
 from refract.services.sms.commands import configuring, sending
 from refract.services.sms.domain.copies import key_of
 from refract.services.sms.http import auditing
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import proxy_before
 from tests.support.http import Answer, Client
 from tests.support.redis_twins import administering
 from tests.support.servers import Kafka, PostgreSQL, Redis, Server
@@ -154,7 +153,7 @@ async def test_a_broker_that_is_stopped_and_started_takes_messages_again(
         assert [(await world.limit(user_id)).current_count for world, user_id in ways] == [4, 1]
         await asyncio.to_thread(kafka.start)
         for world, user_id in ways:
-            await eventually(partial(_all_answer, world), timeout=30)
+            await eventually(partial(_all_answer, world), timeout=60)
             assert await world.said(user_id, "after") == SENT
             assert await in_topic(world, user_id) == ["before", "after"]
         assert [(await world.limit(user_id)).current_count for world, user_id in ways] == [5, 2]
@@ -164,7 +163,7 @@ async def in_topic(world: SmsWorld, user_id: int) -> list[str]:
     """The messages of a user that are in the topic, up to one that is written now: they are in one partition."""
     key, found = str(user_id), list[str]()
     await world.records.publish(Record(OUTBOUND.name, key, b"the end"))
-    async with asyncio.timeout(30), world.records.reader(OUTBOUND, f"look for {user_id}") as reader:
+    async with asyncio.timeout(60), world.records.reader(OUTBOUND, f"look for {user_id}") as reader:
         while "the end" not in found:
             batch = await reader.next_batch()
             found += [record.value.decode().removeprefix(f"{key}: ") for record in batch if record.key == key]
@@ -197,7 +196,7 @@ async def test_a_postgresql_that_is_stopped_and_started_counts_on_from_where_it_
         await asyncio.to_thread(postgresql.stop)
         assert await everything(world, user_id) == [DATABASE_AWAY] * 4
         await asyncio.to_thread(postgresql.start)
-        await eventually(lambda: _all_answer(world), timeout=30)
+        await eventually(lambda: _all_answer(world), timeout=60)
         assert await world.said(user_id) == SENT
         assert [await world.said(user_id) for _ in range(2)] == [SENT, LIMITED]
         assert len(world.messages(user_id)) == (await world.limit(user_id)).current_count == 3
@@ -208,18 +207,16 @@ async def test_a_postgresql_that_is_stopped_and_started_counts_on_from_where_it_
 async def test_a_postgresql_that_falls_silent_is_said_in_the_words_of_the_document_on_every_route(
     fresh_database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, *, fast_path: bool
 ) -> None:
-    for module in (sending, configuring, auditing):
-        monkeypatch.setattr(module, "PATIENCE", 0.3)
-    parts = urlsplit(fresh_database)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    async with FaultProxy.to(parts.hostname, parts.port) as proxy:
-        behind = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}").geturl()
-        async with sms_world(behind, request, fast_path=fast_path) as world:
-            user_id = await world.user()
-            proxy.swallow()
-            assert await everything(world, user_id) == [DATABASE_AWAY] * 4
-            assert world.messages(user_id) == []
+    async with (
+        proxy_before(fresh_database) as (behind, proxy),
+        sms_world(behind, request, fast_path=fast_path) as world,
+    ):
+        user_id = await world.user()
+        proxy.swallow()
+        for module in (sending, configuring, auditing):
+            monkeypatch.setattr(module, "PATIENCE", 0.3)
+        assert await everything(world, user_id) == [DATABASE_AWAY] * 4
+        assert world.messages(user_id) == []
 
 
 # All of them, one after the other, while clients send.
@@ -240,7 +237,7 @@ async def test_servers_that_stop_and_start_one_after_the_other_lose_nothing_and_
                 await asyncio.gather(_stopping(server), *(burst.send(30) for burst in bursts))
                 await asyncio.gather(*(burst.send(10) for burst in bursts))
                 await asyncio.to_thread(server.start)
-                await eventually(lambda: _all_answer(world), timeout=30)
+                await eventually(lambda: _all_answer(world), timeout=60)
                 await asyncio.gather(*(burst.send(10) for burst in bursts))
             await asyncio.gather(*(burst.send(LIMIT) for burst in bursts))
             for burst in bursts:

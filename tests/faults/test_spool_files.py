@@ -90,23 +90,28 @@ async def test_a_file_that_cannot_be_read_holds_up_no_other(
 async def test_a_file_whose_disk_fails_comes_later(
     sqlite: Database, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(clicks, "ADOPT_SECONDS", 1.0)
+    monkeypatch.setattr(clicks, "ADOPT_SECONDS", 0.1)
     for number in range(2):
         left = Spool(directory, LIMIT)
         left.append([click(number)])
         left.close()
-    pread, calls = os.pread, iter(range(100))
+    pread, broken = os.pread, set[int]()
 
-    def fail_once(*arguments: int) -> bytes:
-        if next(calls) == 0:
+    def fail(descriptor: int, *arguments: int) -> bytes:
+        """One file cannot be read, whoever tries it, until the disk is mended."""
+        file = os.fstat(descriptor).st_ino
+        if not mended and (not broken or file in broken):
+            broken.add(file)
             raise OSError(errno.EIO, "the disk is broken")
-        return pread(*arguments)
+        return pread(descriptor, *arguments)
 
-    monkeypatch.setattr(os, "pread", fail_once)
+    mended = False
+    monkeypatch.setattr(os, "pread", fail)
     writing = Writing(sqlite, directory)
     async with writing.running():
         await eventually(lambda: len(writing.files) == 1)
         assert writing.counted("clicks_recorded_total") == 1
+        mended = True
         await eventually(lambda: not writing.files)
     assert await numbers(sqlite) == [0, 1]
     assert caplog.text.count("cannot be read") == 1
@@ -229,12 +234,12 @@ async def test_a_disk_that_fails_sheds_and_leaves_nothing_half_done(
 async def test_a_disk_that_hangs_holds_up_no_redirect(
     sqlite: Database, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelter, "SPOOL_TIMEOUT", 0.2)
+    monkeypatch.setattr(shelter, "SPOOL_TIMEOUT", 1.0)
     mended = threading.Event()
     fdatasync = os.fdatasync
 
     def hang(descriptor: int) -> None:
-        mended.wait(30)
+        mended.wait(120)
         fdatasync(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", hang)
@@ -242,10 +247,13 @@ async def test_a_disk_that_hangs_holds_up_no_redirect(
     writing.guarded.trouble = AWAY
     async with writing.running():
         await writing.follow(*range(1))
-        async with asyncio.timeout(2):  # the others do not even try
-            await writing.follow(*range(1, 50))
-        assert writing.counted("clicks_shed_total") == 50
-        mended.set()
+        try:
+            async with asyncio.timeout(30):  # the others do not even try: that would take a second each
+                await writing.follow(*range(1, 50))
+            assert writing.counted("clicks_shed_total") == 50
+            monkeypatch.setattr(shelter, "SPOOL_TIMEOUT", 60.0)
+        finally:
+            mended.set()
         await eventually(lambda: not writing.writer._shelter.hangs)
         await writing.follow(*range(50, 51))
         assert writing.counted("clicks_spooled_total") == 1

@@ -108,7 +108,10 @@ async def test_a_file_that_another_process_holds_is_unavailable_until_it_lets_go
     await database.close()
 
 
-async def test_the_loop_goes_on_while_a_transaction_waits_for_the_file(sqlite_file: Path) -> None:
+async def test_the_loop_goes_on_while_a_transaction_waits_for_the_file(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refract.runtime.embedded.sqlite_connections.BUSY_MILLISECONDS", 100_000)
     database = await EmbeddedDatabase.open(sqlite_file)
     holder = sqlite3.connect(sqlite_file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -204,7 +207,7 @@ async def test_the_log_is_moved_into_the_file_and_not_by_whoever_writes(
         await write_often(database, 1)
         return size_of(sqlite_file) > 100_000
 
-    assert await eventually(moved, timeout=20, interval=0)
+    assert await eventually(moved, timeout=60, interval=0)
     await database.close()
 
 

@@ -45,7 +45,7 @@ async def settle(platform: Platform) -> tuple[str, str, str]:
     async def known() -> bool:
         return await tables_with(platform, email) >= KNOW_THE_ADDRESS
 
-    await eventually(known, timeout=20)
+    await eventually(known, timeout=60)
     return email, token, code
 
 
@@ -62,16 +62,16 @@ async def assert_gone(platform: Platform, email: str, token: str, code: str) -> 
         return {name for name in await tables_with(platform, email) if not name.endswith(": outbox")} == set()
 
     await eventually(is_dead)
-    await eventually(stopped, timeout=20)
+    await eventually(stopped, timeout=60)
     for path in (f"/{code}", f"/r/{code}"):
         answer = await platform.call("GET", path)
         assert (answer.status, answer.json) == (410, GONE)
-    await eventually(forgotten, timeout=20)
+    await eventually(forgotten, timeout=60)
 
     async def closed() -> bool:
         return (await platform.call("GET", f"/api/stats/{code}")).status == 410
 
-    await eventually(closed, timeout=20)
+    await eventually(closed, timeout=60)
     assert {"analytics: totals", "analytics: clicks"} <= {
         name.partition("_default")[0] for name in await tables_with(platform, code)
     }, "what was counted stays, and is nobody's"

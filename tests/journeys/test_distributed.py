@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiormq
 import msgspec
 import pytest
 
+from refract.apps.builders import QUEUES
 from refract.apps.directory import SERVICES
-from tests.support.commands import Running, environment_without, refract, running
+from tests.support.commands import Running, environment_without, logged_in, refract, running
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.places import free_port
 from tests.support.stack import Stack, create_databases, drop_databases, health, variables
@@ -47,22 +49,21 @@ def stack(
         yield started, logs
 
 
-def read_log(logs: Path, name: str) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(line) for line in (logs / f"{name}.log").read_bytes().splitlines()]
-
-
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_every_service_answers_with_its_name(stack: tuple[Stack, Path], name: str) -> None:
     assert health(stack[0].address(name)) == f'{{"status":"ok","service":"{SERVICES[name].wire_name}"}}'
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_every_service_is_ready(stack: tuple[Stack, Path], name: str) -> None:
+async def test_every_service_is_ready(stack: tuple[Stack, Path], name: str) -> None:
     started = Running(stack[0].processes[name], stack[0].address(name), stack[1])
-    status, body = started.get("/ready")
     expected = {"records" if need == "kafka" else need for need in SERVICES[name].needs}
-    assert status == 200, body
-    assert msgspec.json.decode(body)["checks"] == dict.fromkeys(expected, "ok")
+
+    async def ready() -> bool:
+        status, body = await asyncio.to_thread(started.get, "/ready")
+        return (status, msgspec.json.decode(body)["checks"]) == (200, dict.fromkeys(expected, "ok"))
+
+    await eventually(ready)  # a check has one second, which a busy server may need
 
 
 async def test_a_request_is_one_story_in_two_logs(stack: tuple[Stack, Path]) -> None:
@@ -72,7 +73,7 @@ async def test_a_request_is_one_story_in_two_logs(stack: tuple[Stack, Path]) -> 
     assert answer[0] == 404
 
     def story(name: str) -> list[dict[str, Any]]:
-        return [line for line in read_log(logs, name) if line["correlation_id"] == "journey-2"]
+        return [line for line in logged_in(logs / f"{name}.log") if line["correlation_id"] == "journey-2"]
 
     for name, path in (("gateway", "/r/absent"), ("links", "/absent")):
         [line] = await eventually(partial(story, name))
@@ -87,29 +88,36 @@ def test_metrics_are_inside(stack: tuple[Stack, Path]) -> None:
     assert gateway.get("/metrics")[0] == 404
 
 
-def test_the_bus_has_the_queues_of_the_specification(stack: tuple[Stack, Path], rabbitmq_url: str) -> None:
-    listed = refract("dead", "list", variables={"RABBITMQ_URL": rabbitmq_url})
-    assert (listed.returncode, listed.stdout) == (0, "No dead letters.\n"), listed.stderr
+async def test_the_bus_has_the_queues_of_the_specification(stack: tuple[Stack, Path], rabbitmq_url: str) -> None:
+    async with aiormq.connect(rabbitmq_url) as connection:
+        channel = await connection.channel()
+        for queue in QUEUES:
+            for name in (queue.name, queue.dead):
+                await channel.queue_declare(name, passive=True)
+    listed = await asyncio.to_thread(refract, "dead", "list", variables={"RABBITMQ_URL": rabbitmq_url})
+    assert listed.returncode == 0, listed.stderr  # what is in them may be another test's
 
 
-def test_the_doctor_finds_everything_in_order(
+async def test_the_doctor_finds_everything_in_order(
     stack: tuple[Stack, Path], environments: dict[str, dict[str, str]]
 ) -> None:
+    async def looked(name: str) -> str:
+        seen = await asyncio.to_thread(refract, "doctor", variables=environments[name])
+        return seen.stdout if seen.returncode == 0 else ""
+
     for name in ("links", "gateway"):
-        seen = refract("doctor", variables=environments[name])
-        assert seen.returncode == 0, seen.stdout
-        assert "wrong" not in seen.stdout
-    assert "answers as project-service" in seen.stdout
+        seen = await eventually(partial(looked, name), timeout=60)  # it has few seconds for each, and may ask again
+        assert "wrong" not in seen
+    assert "answers as project-service" in seen
 
 
-def test_all_of_it_stops_within_ten_seconds(
+def test_all_of_it_stops_before_it_is_killed(
     environments: dict[str, dict[str, str]], tmp_path: Path, stack: tuple[Stack, Path]
 ) -> None:
+    """Each has a grace of eight seconds, after which it leaves behind what does not stop."""
     fresh = {name: values | {"PORT": str(free_port())} for name, values in environments.items()}
     with stack_running(fresh, ports_of(fresh), logs=tmp_path) as second:
-        begun = time.monotonic()
         statuses = second.stop()
-        assert time.monotonic() - begun < 10
     assert statuses == dict.fromkeys(SERVICES, 0)
 
 
@@ -195,7 +203,7 @@ def test_redis_and_the_broker_may_come_later(environments: dict[str, dict[str, s
         redis,
         broker,
     ):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while service.get("/ready")[0] != 200:
             assert time.monotonic() < deadline, service.get("/ready")
             time.sleep(0.1)

@@ -48,7 +48,7 @@ async def test_from_registering_to_a_webhook(tmp_path: Path, has_server: bool) -
                         return str(body.get_content())
                     return next(str(line["link"]) for line in process.log if "mail not sent" in line["msg"])
 
-                [token] = re.findall(r"/verify#token=(\S+)", await eventually(link, timeout=20))
+                [token] = re.findall(r"/verify#token=(\S+)", await eventually(link, timeout=60))
                 assert (await call(port, "POST", "/api/auth/verify", {"token": token})).status == 204
                 bearer = (await call(port, "POST", "/api/auth/login", account)).json["token"]
                 wish = {"webhooks": [{"url": receiving.url(), "events": ["url.created"]}]}
@@ -57,8 +57,8 @@ async def test_from_registering_to_a_webhook(tmp_path: Path, has_server: bool) -
                 secret = preferences.json["webhooks"][0]["secret"]
                 made = await call(port, "POST", "/api/shorten", {"url": "https://example.com/"}, bearer)
                 assert made.status == 201
-                await eventually(lambda: receiving.requests, timeout=20)
-                assert process.stop() == 0
+                await eventually(lambda: receiving.requests, timeout=60)
+                assert await asyncio.to_thread(process.stop) == 0
             finally:
                 await asyncio.to_thread(starting.__exit__, None, None, None)
     [request] = receiving.requests

@@ -3,7 +3,11 @@
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.support.commands import COMMAND, running
@@ -14,7 +18,8 @@ README = Path(__file__).parents[2] / "README.md"
 PROGRAM = ".venv/bin/refract"
 ADDRESS = "http://127.0.0.1:8080"
 MARK = "--- step ---"
-HEADINGS = ("## Five minutes with curl", "### Text messages")
+PATIENCE = 30.0
+HEADINGS = ("## Five minutes with curl", "### API keys", "### Text messages")
 
 
 @dataclass(frozen=True)
@@ -39,20 +44,69 @@ def steps(heading: str) -> list[Step]:
     return found
 
 
-def outputs(commands: list[str], folder: Path) -> list[str]:
-    """What each command prints, all run by one shell, because later ones use what earlier ones found."""
-    script = "\n".join(["set -eu", *(f"{command}\necho; echo '{MARK}'" for command in commands)])
-    shell = shutil.which("bash")
-    assert shell is not None
-    ended = subprocess.run(
-        [shell, "-c", script], cwd=folder, env=inherited(), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.split(MARK)[:-1]
+class Shell:
+    """One shell for all commands, because later ones use what earlier ones found."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+
+    def prints(self, command: str) -> str:
+        """Run a command; what it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{{\n{command}\n}} </dev/null\necho; echo '{MARK}'\n")
+        self._process.stdin.flush()
+        printed = ""
+        for line in self._process.stdout:
+            if line == f"{MARK}\n":
+                return printed
+            printed += line
+        raise AssertionError(f"{command}\nfails after\n{printed}\nwith\n{self._errors.read_text()}")
+
+
+@contextmanager
+def shell(folder: Path) -> Iterator[Shell]:
+    """A shell that ends at the first command that fails."""
+    path = shutil.which("bash")
+    assert path is not None
+    errors = folder / "errors"
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(
+            [path, "-eu"],
+            cwd=folder,
+            env=inherited(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+        yield Shell(process, errors)
 
 
 def pattern(line: str) -> str:
     return ".*".join(map(re.escape, line.split("…")))
+
+
+def missing(step: Step, output: str) -> str:
+    """The first of the expected lines that is not there."""
+    rest = output
+    for line in step.expected:
+        found = re.search(rf"^{pattern(line)}$", rest, re.MULTILINE)
+        if not found:
+            return line
+        rest = rest[found.end() :]
+    return ""
+
+
+def follow(step: Step, prints: Callable[[], str]) -> None:
+    """Do as the text says. Where it says to wait for a moment, a slow machine may need a longer one."""
+    deadline = time.monotonic() + PATIENCE
+    while line := missing(step, output := prints()):
+        again = step.command.startswith("sleep ") and time.monotonic() < deadline
+        assert again, f"{step.command}\nprints\n{output}\nwithout\n{line}"
 
 
 def test_the_walk_through_does_what_it_says(tmp_path: Path) -> None:
@@ -60,13 +114,13 @@ def test_the_walk_through_does_what_it_says(tmp_path: Path) -> None:
     assert len(walk) >= 20, "the blocks were found"
     port = free_port()
     address, data = f"http://127.0.0.1:{port}", tmp_path / "data"
-    commands = [step.command.replace(ADDRESS, address).replace(PROGRAM, " ".join(COMMAND)) for step in walk]
-    with running("serve", "--data-dir", str(data), "--port", str(port), address=address, folder=tmp_path / "logs"):
-        printed = outputs(commands, tmp_path)
-    for step, output in zip(walk, printed, strict=True):
-        rest = output.replace("\r", "").replace(address, ADDRESS)
-        for line in step.expected:
-            found = re.search(rf"^{pattern(line)}$", rest, re.MULTILINE)
-            assert found, f"{step.command}\nprints\n{output}\nwithout\n{line}"
-            rest = rest[found.end() :]
+    serve = ("serve", "--data-dir", str(data), "--port", str(port))
+    with running(*serve, address=address, folder=tmp_path / "logs"), shell(tmp_path) as bash:
+
+        def prints(command: str) -> str:
+            own = command.replace(ADDRESS, address).replace(PROGRAM, " ".join(COMMAND))
+            return bash.prints(own).replace("\r", "").replace(address, ADDRESS)
+
+        for step in walk:
+            follow(step, partial(prints, step.command))
     assert (tmp_path / "spring.svg").read_text().startswith("<")

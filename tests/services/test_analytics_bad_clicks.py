@@ -16,6 +16,8 @@ from tests.support.worlds import running
 
 __all__ = ["analytics"]
 
+pytestmark = pytest.mark.usefixtures("patient_bus")
+
 
 def changed(**fields: Any) -> bytes:
     """A click with other values, or without those that are None."""

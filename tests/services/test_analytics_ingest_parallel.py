@@ -47,6 +47,8 @@ LOCK_TOTAL = Statement("lock_total", "Holds a link.", "SELECT 1 FROM totals WHER
 ROOT = Path(__file__).parents[2]
 CODES = [f"link-{number}" for number in range(12)]
 
+pytestmark = pytest.mark.usefixtures("patient_bus", "patient_locks")
+
 
 @pytest.fixture
 async def dsn(fresh_database: str) -> str:
@@ -165,6 +167,7 @@ async def _start(readers: int, dsn: str, buses: RabbitBuses, queue: Queue) -> as
     return process
 
 
+@pytest.mark.timeout(240)
 async def test_processes_share_a_queue_and_one_may_die(dsn: str, rabbitmq_url: str) -> None:
     """Two processes with two readers each; one is killed at work, and what it had not settled comes to the other."""
     chance, buses = random.Random(12), RabbitBuses(rabbitmq_url)
@@ -181,10 +184,10 @@ async def test_processes_share_a_queue_and_one_may_die(dsn: str, rabbitmq_url: s
     try:
         async with opened(dsn, 1) as [database]:
             assert await bus.publish_all(messages) == [None] * len(messages)
-            await eventually(lambda: _counted_some(database), timeout=30)
+            await eventually(lambda: _counted_some(database), timeout=60)
             first.kill()
             await first.wait()
-            await eventually(lambda: _counted_all(database, len(events)), timeout=60)
+            await eventually(lambda: _counted_all(database, len(events)), timeout=120)
             second.kill()
             await second.wait()
             await assert_counted(database, events)

@@ -30,6 +30,8 @@ from tests.support.worlds import running
 
 __all__ = ["analytics"]
 
+pytestmark = pytest.mark.usefixtures("patient_bus")
+
 
 async def test_poison_is_kept_and_the_rest_is_counted(analytics: Between, caplog: pytest.LogCaptureFixture) -> None:
     good = clicked()

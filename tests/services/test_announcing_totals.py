@@ -21,6 +21,8 @@ from tests.support.following import COUNT_UP, Between, analytics, moment
 
 __all__ = ["analytics"]
 
+pytestmark = pytest.mark.usefixtures("patient_bus")
+
 NOTES = Statement("notes", "Reads the notes.", "SELECT id, short_codes FROM totals_changes ORDER BY id")
 TURNS = Statement("turns", "Reads the turns.", "SELECT next_at FROM announcing")
 PUT_OFF = Statement("put_off", "Puts the next turn off.", "UPDATE announcing SET next_at = :next_at")

@@ -99,7 +99,7 @@ def test_the_documents_are_the_same_every_time(generated: dict[str, str], tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     assert {path.name: path.read_text() for path in (tmp_path / "api").iterdir()} == generated
@@ -149,15 +149,16 @@ def test_what_no_longer_belongs_there_is_removed(tmp_path: Path) -> None:
 
 def test_a_wrong_call_says_how_it_is_called() -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "refract.apps.api_documents"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "refract.apps.api_documents"], capture_output=True, text=True, check=False, timeout=100
     )
     assert (process.returncode, process.stderr) == (1, "usage: python -m refract.apps.api_documents FOLDER\n")
 
 
 def test_the_page_shows_paths_as_the_public_writes_them() -> None:
     page = render_page({"links": DOCUMENT})
-    assert "| GET, HEAD | `/api/urls` | yes | [List links](#get-head-apiurls) |" in page
-    assert "| PATCH | `/api/urls/{code}` | yes | [Change a link](#patch-apiurlscode) |" in page
+    assert "| GET, HEAD | `/api/urls` | yes, or a key with `links:read` | [List links](#get-head-apiurls) |" in page
+    written = "yes, or a key with `links:write`"
+    assert f"| PATCH | `/api/urls/{{code}}` | {written} | [Change a link](#patch-apiurlscode) |" in page
     assert "| GET | `/inside` (inside only) |  | [For us](#get-inside) |" in page
     assert "### GET, HEAD /api/urls\n\nList links. Page by page.\n" in page
 

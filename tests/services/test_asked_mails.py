@@ -24,6 +24,8 @@ from tests.support.worlds import buses_beside, running
 
 LINK = "https://sho.rt/verify#token=s3cr3t"
 
+pytestmark = pytest.mark.usefixtures("patient_bus")
+
 
 @dataclass
 class Desk:

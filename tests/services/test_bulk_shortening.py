@@ -24,6 +24,9 @@ WAITING = Statement(
 )
 
 
+pytestmark = pytest.mark.usefixtures("patient_locks")
+
+
 @pytest.fixture
 def workshop(database: Database) -> Workshop:
     return Workshop(database)

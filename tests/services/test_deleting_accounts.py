@@ -40,7 +40,10 @@ from tests.support.waiting import eventually
 
 __all__ = ["empty_location", "identity", "identity_location"]
 
+pytestmark = pytest.mark.usefixtures("patient_locks")
+
 TABLES = ("users", "one_time_tokens", "revocations")
+NEWER = ("0004*", "0005*", "__pycache__")
 FOREIGN = Statement(
     "foreign",
     "Makes an account one of another issuer.",
@@ -238,7 +241,7 @@ async def test_a_reset_that_is_answered_meanwhile_sends_no_mail(identity: Identi
         async with identity.database.transaction() as tx:
             await asking.answer(tx, ResetAsked(occurred_at=identity.clock.now(), email=EMAIL))
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async with identity.database.transaction() as tx:
             administrators = await hold_administrators(tx)
             user = await Users().find_locked(tx, EMAIL)
@@ -255,7 +258,7 @@ async def test_a_verification_meanwhile_waits_and_finds_nothing(identity: Identi
     user = await identity.add()
     token = await mailed(identity, user, Purpose.VERIFY)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async with identity.database.transaction() as tx:
             administrators = await hold_administrators(tx)
             locked = await Users().get(tx, user.id)
@@ -274,7 +277,7 @@ async def test_accounts_of_before_are_kept_with_their_tokens_and_rules(
     empty_location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tmp_path / "before"
-    shutil.copytree(migrations._folder("identity"), before, ignore=shutil.ignore_patterns("0004*", "__pycache__"))
+    shutil.copytree(migrations._folder("identity"), before, ignore=shutil.ignore_patterns(*NEWER))
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "_folder", lambda _: before)
         await migrations.migrate("identity", empty_location)

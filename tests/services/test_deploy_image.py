@@ -76,5 +76,7 @@ def test_the_probe_of_the_image_asks_for_health(status: HTTPStatus, healthy: boo
     program = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
     assert program[0] == "python"
     with answering(status) as port:
-        ended = subprocess.run([sys.executable, *program[1:]], env={"PORT": str(port)}, check=False)
-    assert (ended.returncode == 0) is healthy
+        probe = [sys.executable, *program[1:]]
+        # It has three seconds, which a busy machine may need for itself; Docker asks again as well.
+        answers = (subprocess.run(probe, env={"PORT": str(port)}, check=False).returncode == 0 for _ in range(3))
+        assert any(answers) is healthy

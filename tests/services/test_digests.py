@@ -26,6 +26,8 @@ DIGESTS = Statement("digests", "Reads who gathers.", "SELECT * FROM digests ORDE
 DAY = timedelta(days=1).total_seconds()
 EVERYTHING = {"url.created": ["email"], "url.deleted": ["email"], "milestone.reached": ["email"]}
 
+pytestmark = pytest.mark.usefixtures("patient_locks")
+
 
 async def mails(world: NoticesWorld) -> list[Any]:
     return [row for row in await world.deliveries() if row["kind"] == "digest"]

@@ -6,7 +6,7 @@ import secrets
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -61,7 +61,7 @@ async def neighbour() -> AsyncIterator[TestServer]:
 
 async def ask(*arguments: str, variables: Mapping[str, str] | None = None) -> tuple[int, dict[str, str]]:
     """The doctor's status, and what it says of each subject: "ok" or "wrong", and the words."""
-    done = await asyncio.to_thread(refract, "doctor", *arguments, variables=variables)
+    done = await asyncio.to_thread(refract, "doctor", *arguments, variables=variables, timeout=60)
     assert done.stderr == ""
     found = {}
     for line in done.stdout.splitlines():
@@ -69,6 +69,17 @@ async def ask(*arguments: str, variables: Mapping[str, str] | None = None) -> tu
         subject, _, words = rest.partition("  ")
         found[subject] = f"{mark}: {words.strip()}"
     return done.returncode, found
+
+
+async def ask_until(
+    is_found: Callable[[Mapping[str, str]], bool], variables: Mapping[str, str]
+) -> tuple[int, dict[str, str]]:
+    """The same of real servers, which a busy machine may make slower than the doctor has patience for: asked again."""
+    for _ in range(4):
+        status, found = await ask(variables=variables)
+        if is_found(found):
+            break
+    return status, found
 
 
 async def lead(location: Location) -> None:
@@ -80,6 +91,10 @@ async def lead(location: Location) -> None:
 
 def wrong(found: Mapping[str, str]) -> list[str]:
     return [subject for subject, words in found.items() if words.startswith("wrong")]
+
+
+def is_well(found: Mapping[str, str]) -> bool:
+    return wrong(found) == []
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -217,7 +232,7 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
         "REDIS_ADDR": redis_address,
         "BASE_URL": "https://sho.rt",
     }
-    status, well = await ask(variables=variables)
+    status, well = await ask_until(is_well, variables)
     assert status == 0
     assert well["database"].startswith("ok: PostgreSQL 1")
     assert well["schema"] == f"ok: empty; the next start brings it to {HEAD}"
@@ -250,11 +265,16 @@ async def test_what_the_sms_gateway_needs_is_found(
         "REDIS_ADDR": redis_address,
         "KAFKA_BOOTSTRAP": kafka_bootstrap,
     }
-    status, well = await ask(variables=variables)
+    status, well = await ask_until(is_well, variables)
     assert (status, well["kafka"]) == (0, f"ok: Kafka of 1 broker at {kafka_bootstrap}")
-    status, ill = await ask(variables=variables | {"KAFKA_BOOTSTRAP": "127.0.0.1:9"})
+    status, ill = await ask_until(
+        lambda found: wrong(found) == ["kafka"], variables | {"KAFKA_BOOTSTRAP": "127.0.0.1:9"}
+    )
     assert (status, wrong(ill)) == (1, ["kafka"])
-    status, few = await ask(variables=variables | {"KAFKA_REPLICATION": "3"})
+    status, few = await ask_until(
+        lambda found: wrong(found) == ["kafka"] and "REPLICATION" in found["kafka"],
+        variables | {"KAFKA_REPLICATION": "3"},
+    )
     assert (status, wrong(few)) == (1, ["kafka"])
     assert "KAFKA_REPLICATION asks for 3 brokers" in few["kafka"]
     status, lost = await ask(variables=variables | {"KAFKA_BOOTSTRAP": "kafka:9092,kafka"})
@@ -298,7 +318,7 @@ async def test_a_schema_that_is_ahead_is_found(fresh_database: str, rabbitmq_url
     await lead(fresh_database)
     variables = {"SERVICE_NAME": "url-service", "PORT": "8081", "JWT_SECRET": "s" * 32, "REDIS_ADDR": redis_address}
     variables |= {"DATABASE_DSN": fresh_database, "RABBITMQ_URL": rabbitmq_url, "BASE_URL": "https://sho.rt"}
-    status, found = await ask(variables=variables)
+    status, found = await ask_until(lambda found: wrong(found) == ["schema"], variables)
     assert (status, wrong(found)) == (1, ["schema"])
     assert found["schema"].startswith(KNOWS_LESS)
 
@@ -316,7 +336,7 @@ async def test_swapped_urls_are_found(neighbour: TestServer, redis_address: str)
     )
     variables["SMS_GATEWAY_URL"] = f"http://127.0.0.1:{neighbour.port}"
     variables["PROJECT_SERVICE_URL"] = f"http://127.0.0.1:{neighbour.port}/no/such/path"
-    status, found = await ask(variables=variables)
+    status, found = await ask_until(lambda found: "Timeout" not in str(found), variables)
     assert (status, wrong(found)) == (1, ["url-service", "user-service", "sms-gateway", "project-service"])
     place = f"http://127.0.0.1:{neighbour.port}"
     assert found["analytics-service"] == f"ok: {place}/analytics-service answers as analytics-service"

@@ -23,6 +23,8 @@ from tests.support.periods import DAYS, FEBRUARY, HOURS, PeriodsWorld, a_click, 
 
 __all__ = ["periods"]
 
+pytestmark = pytest.mark.usefixtures("patient_folding", "patient_locks")
+
 MARCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 

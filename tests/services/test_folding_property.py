@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, start_of
 from tests.support.periods import Answer, PeriodsWorld, a_click, periods
 
 __all__ = ["periods"]
+
+pytestmark = pytest.mark.usefixtures("patient_folding", "patient_locks")
 
 BEGIN = datetime(2026, 1, 20, tzinfo=UTC)
 LENGTH = timedelta(days=120)

@@ -22,6 +22,8 @@ from tests.support.worlds import running
 
 __all__ = ["analytics"]
 
+pytestmark = pytest.mark.usefixtures("patient_bus", "patient_locks")
+
 OWNER: dict[str, Any] = {"user_id": "alice", "user_email": "alice@example.com"}
 TOTALS = Statement("totals", "Reads the totals.", "SELECT short_code, clicks FROM totals")
 SEEN_BY_CLICK = Statement(
@@ -173,7 +175,7 @@ async def test_two_that_know_the_same_links_in_other_orders_do_not_block_each_ot
     async def go(codes: Sequence[str], order: int) -> None:
         await follow(analytics, *(updated(code, order) for code in codes))
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for turn in range(5):
             await asyncio.gather(go(names, 2 * turn), go(names[::-1], 2 * turn + 1))
     assert {row["order_number"] for row in await analytics.rows()} == {9}
@@ -275,7 +277,7 @@ async def test_batches_with_farewells_and_links_do_not_block_each_other(analytic
         async with analytics.database.transaction() as tx:
             await link_changes().handle(tx, [created(f"{name}-1"), farewell, created(f"{name}-2")])
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for turn in range(5):
             await asyncio.gather(*(take(f"{turn}-{name}") for name in "abc"))
     assert [row["user_id"] for row in await analytics.rows()] == [""] * 30
@@ -299,7 +301,7 @@ async def test_a_writer_that_began_before_the_account_was_deleted_leaves_no_name
         await forget(analytics, "alice")
         forgotten.set()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(write(), remove())
     assert "alice@example.com" not in await analytics.everything()
 
@@ -314,7 +316,7 @@ async def test_a_writer_that_waited_for_the_deletion_leaves_no_name(analytics: B
         await asyncio.sleep(0.1)  # so that it waits for us, if it would see anything older
         return writing
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async with analytics.database.transaction() as tx:
             writing = await remove(tx)
         await writing

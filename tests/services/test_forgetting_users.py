@@ -23,6 +23,8 @@ from tests.support.worlds import running
 HERS = EMAILS[ALICE]
 HOOK = "https://hooks.example.com/alices-hook"
 
+pytestmark = pytest.mark.usefixtures("patient_bus", "patient_locks")
+
 
 def farewell(user_id: str = ALICE) -> UserDeleted:
     return UserDeleted(occurred_at=START, event_id=UserDeleted.new_id(), user_id=user_id)
@@ -141,7 +143,7 @@ async def test_whoever_comes_second_waits_for_the_first(notices: NoticesWorld, f
         await notices.tell(created(), sends_mail=True)
         await ask(notices, asked())
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async with notices.database.transaction() as tx:
             if first == "told":
                 await Mailing(notices.clock, has_server=True)(tx, [asked()])

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from ipaddress import ip_network
 
 import pytest
@@ -184,16 +185,19 @@ async def test_links_own_port_has_no_limit(embedded: World) -> None:
 
 
 async def test_redis_counts_by_the_hash_and_says_the_same(redis_address: str) -> None:
-    salt = f"{SALT}-{id(object())}"
-    key = f"ratelimit:redirect:{address_hash(EVERYBODY, salt)}"
+    salt = f"{SALT}-{secrets.token_hex(8)}"
+    # Of nobody else: other tests have keys in the same Redis.
+    address = ".".join(map(str, (10, *secrets.token_bytes(3))))
+    key = f"ratelimit:redirect:{address_hash(address, salt)}"
     async with connected(redis_address) as redis, administering(redis_address) as client:
         limits = Limits(DistributedRateLimiter(redis), RouteLimits({"redirect": 3}, hashes_with(salt)))
-        gateway = build_gateway(InProcess({"links": mirror}), tokens=tokens(), limits=limits)
+        gateway = build_gateway(InProcess({"links": mirror}), tokens=tokens(), limits=limits, trusted_proxies=TRUSTED)
         async with running(gateway.application) as server:
             try:
-                answers = [await fetch(server.port, f"{path}code") for path in ("/", "/r/", "/", "/r/", "/")]
+                field = f"X-Forwarded-For: {address}"
+                answers = [await fetch(server.port, f"{path}code", field) for path in ("/", "/r/", "/", "/r/", "/")]
                 assert await client.exists(key) == 1
-                assert [name async for name in client.scan_iter(f"*{EVERYBODY}*")] == []
+                assert [name async for name in client.scan_iter(f"*{address}*", count=1000)] == []
             finally:
                 await client.delete(key)
     assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
@@ -204,7 +208,7 @@ async def test_redis_counts_by_the_hash_and_says_the_same(redis_address: str) ->
 
 @pytest.mark.parametrize("way", ["embedded", "distributed"])
 async def test_an_ipv6_network_is_one_client(redis_address: str, way: str) -> None:
-    routes = RouteLimits({"redirect": 3}, hashes_with(f"{SALT}-{id(object())}"))
+    routes = RouteLimits({"redirect": 3}, hashes_with(f"{SALT}-{secrets.token_hex(8)}"))
     async with connected(redis_address) as redis:
         limiter = EmbeddedRateLimiter() if way == "embedded" else DistributedRateLimiter(redis)
         gateway = build_gateway(

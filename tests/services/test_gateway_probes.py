@@ -23,8 +23,8 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """The door, with little patience."""
-    async with world_with_breakers() as opened:
+    """The door, with as much patience as a busy machine needs: here every target answers, or is left by its client."""
+    async with world_with_breakers(answer_timeout=30.0) as opened:
         yield opened
 
 

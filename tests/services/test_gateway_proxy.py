@@ -58,7 +58,7 @@ async def test_a_connection_that_waited_too_long_is_closed(door: Open, monkeypat
         gone.set()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
         port = await door(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         assert (await fetch(port, "/a")).status == 200
         await gone.wait()
@@ -168,7 +168,7 @@ async def test_bytes_that_come_while_nobody_asks_end_the_connection(door: Open) 
             gone.set()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
         port = await door(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         assert (await fetch(port, "/a")).body == b"ok"
         more.set()

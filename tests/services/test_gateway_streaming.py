@@ -35,18 +35,25 @@ async def unreachable() -> AsyncIterator[str]:
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_a_body_in_pieces_keeps_its_framing_and_the_connection(door: Open, chunked: bool) -> None:
     addresses: set[object] = set()
+    taken = 0
 
     async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting() -> object:
+            nonlocal taken
+            message = await receive()
+            taken += len(message["body"])
+            return message
+
         addresses.add(scope["client"])
-        await mirror(scope, receive, send)
+        await mirror(scope, counting, send)
 
     port = await door(service)
     async with await Client.connect(port) as client:
         framing = "Transfer-Encoding: chunked" if chunked else "Content-Length: 6"
         await client.send(head("POST", "/a", framing))
-        for piece in (b"abc", b"def"):
+        for number, piece in enumerate((b"abc", b"def"), 1):
             await client.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            await asyncio.sleep(0.02)  # so that they come one by one
+            await eventually(lambda: taken == 3 * number)  # noqa: B023  # it is over when the round is
         await client.send(b"0\r\n\r\n" if chunked else b"")
         seen = (await client.answer()).json
         again = (await client.get("/b")).json
@@ -68,7 +75,7 @@ async def test_a_large_answer_waits_for_its_reader(door: Open) -> None:
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": written + 65536 < size})
             written += 65536
 
-    async with await Client.connect(await door(service)) as client, asyncio.timeout(20):
+    async with await Client.connect(await door(service)) as client, asyncio.timeout(60):
         await client.send(head("GET", "/a"))
         await client.reader.readuntil(b"\r\n\r\n")
         last = -1
@@ -85,7 +92,7 @@ async def test_a_service_that_stops_reading_is_given_up(door: Open) -> None:
         await ended.wait()
 
     ended, size = asyncio.Event(), 32 * 1024 * 1024
-    async with await Client.connect(await door(stops, answer_timeout=0.3)) as client, asyncio.timeout(20):
+    async with await Client.connect(await door(stops, answer_timeout=0.3)) as client, asyncio.timeout(60):
         await client.send(head("POST", "/a", f"Content-Length: {size}"))
         writing = asyncio.create_task(client.send(b"x" * size))
         answer = await client.answer()
@@ -102,30 +109,38 @@ async def test_a_connection_that_does_not_come_to_be_is_given_up(door: Open, unr
 
 async def test_a_client_that_leaves_while_we_connect_ends_the_attempt(unreachable: str) -> None:
     ended, before = asyncio.Event(), asyncio.all_tasks()
-    services = Proxy({"links": unreachable})
+    services = Proxy({"links": unreachable}, connect_timeout=90.0)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await services.forward("links", scope, receive, send)
         ended.set()
 
-    async with running(application) as front, asyncio.timeout(4):
+    async with running(application) as front, asyncio.timeout(30):
         async with await Client.connect(front.port) as client:
             await client.send(head("GET", "/a"))
-            await asyncio.sleep(2 * proxy.LOOK_AROUND)  # so that we are at it
+            await eventually(lambda: services._under_way)  # from that moment on we are at it
         await ended.wait()
         await eventually(lambda: asyncio.all_tasks() == before)
     await services.close()
 
 
 async def test_nothing_is_left_behind(door: Open) -> None:
+    reached = 0
+
+    async def service(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal reached
+        reached += 1
+        await mirror(scope, receive, send)
+
     before = asyncio.all_tasks()
-    port = await door(mirror)
+    port = await door(service)
     for _ in range(3):
         assert (await fetch(port, "/a")).status == 200
         async with await Client.connect(port) as client:
             assert (await client.post("/a", b"x" * 100_000)).status == 200
     async with await Client.connect(port) as client:
         await client.send(head("POST", "/a", "Content-Length: 10") + b"half")
+        await eventually(lambda: reached == 7)
     await eventually(lambda: asyncio.all_tasks() == before)
 
 
@@ -135,7 +150,7 @@ async def test_a_proxy_that_is_closed_while_an_answer_waits_for_its_reader_leave
         for _ in range(1000):
             await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
 
-    async with running(service) as server, asyncio.timeout(10):
+    async with running(service) as server, asyncio.timeout(60):
         services = Proxy({"links": url_of(server)})
         async with running(through(services)) as front, await Client.connect(front.port) as client:
             await client.send(head("GET", "/a"))

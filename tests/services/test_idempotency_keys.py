@@ -17,7 +17,10 @@ from refract.services.links.commands.remembering import (
 )
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.domain.link import CodeTaken
+from tests.support.patience import patient
 from tests.support.shortening import ANNA, BORIS, Crash, FailingDatabase, Workshop, at_once
+
+__all__ = ["patient"]
 
 URL = "https://example.com/a"
 FORCED = Wish(url=URL, force_new=True)
@@ -30,6 +33,7 @@ def workshop(database: Database) -> Workshop:
     return Workshop(database)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("wish", [Wish(url=URL), FORCED, Wish(url=URL, custom_code="spring")], ids=str)
 async def test_a_hundred_at_once_have_one_effect_and_one_answer(workshop: Workshop, wish: Wish) -> None:
     answers = await at_once(*(workshop.shorten(wish, key="k") for _ in range(100)))
@@ -75,6 +79,7 @@ async def test_another_body_with_the_same_key_is_refused(workshop: Workshop) -> 
     assert len(await workshop.links()) == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_one_of_two_bodies_at_once_is_refused(workshop: Workshop) -> None:
     async def attempt(number: int) -> int:
         try:

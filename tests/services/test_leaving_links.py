@@ -21,10 +21,11 @@ from refract.services.links.reactions import QUEUES, USERS, departures
 from tests.support.clocks import START
 from tests.support.following import Between, of_links
 from tests.support.links import ALICE, BOB, LinksWorld, keep, some_link
+from tests.support.patience import patient
 from tests.support.waiting import eventually
 from tests.support.worlds import running
 
-__all__ = ["of_links"]
+__all__ = ["of_links", "patient"]
 
 LINKS = Statement("all_links", "Reads every link.", "SELECT * FROM links ORDER BY id")
 TAGS = Statement("all_tags", "Reads every tag.", "SELECT link_id FROM link_tags")
@@ -194,12 +195,13 @@ async def test_what_one_process_has_in_hand_is_no_other_ones(
     assert await other.clear_up() == 1, "it was too slow"
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("empty_location", ["distributed"], indirect=True)
 async def test_who_comes_after_the_lease_of_one_that_still_works_waits_for_its_rows(links: LinksWorld) -> None:
     await keep(links.database, hers(1))
     one = leaving_of(links)
     await note(one, links, farewell())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async with links.database.transaction() as tx:
             assert len(await tx.fetch(LEFT_BEHIND, user_id=ALICE.user_id, after=-1, batch=10)) == 1
             clearing = asyncio.create_task(one.clear_up())
@@ -254,6 +256,7 @@ async def test_over_the_bus_and_with_the_task_at_work(of_links: Between) -> None
     async with running(of_links.reader(reaction, queue).run, one.run):
         await of_links.publish(farewell(), farewell())
         await eventually(stopped)
+        await eventually(lambda: paused)  # the link may have stopped in the very first round
     assert set(paused) == {POLL_SECONDS}
     assert ALICE.email not in await of_links.everything()
     assert await of_links.dead(queue) == []

@@ -163,10 +163,9 @@ async def test_without_it_the_legacy_exchange_gets_nothing(desk: MailDesk) -> No
 def test_that_it_is_on_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     Mails(ManualClock(), "https://sho.rt", dual_publish=False)
-    assert caplog.messages == []
+    assert "deprecated" not in caplog.text
     Mails(ManualClock(), "https://sho.rt", dual_publish=True)
-    [line] = caplog.messages
-    assert "deprecated exchange smtp_send_email_exc" in line
+    assert caplog.text.count("deprecated exchange smtp_send_email_exc") == 1
 
 
 def test_a_token_is_not_shown_where_somebody_logs_it() -> None:
@@ -334,6 +333,6 @@ async def test_forgetting_goes_in_batches_and_survives_a_database_that_is_away(
             await asyncio.Event().wait()
 
     away: Any = AwayAtFirst(desk.database)
-    async with asyncio.timeout(20), running(Forgetting(away, pause=pause).run):
+    async with asyncio.timeout(60), running(Forgetting(away, pause=pause).run):
         await over.wait()
     assert await desk.outbox() == []

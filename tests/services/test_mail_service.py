@@ -30,7 +30,7 @@ async def at_work(identity: IdentityWorld, **settings: Any) -> AsyncIterator[Que
 
 async def next_mail(mails: QueueReader) -> tuple[str, str]:
     """The type of the next mail, and the token in it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         [delivery] = await mails.next_batch()
     await mails.acknowledge([delivery])
     [token] = tokens_in([json.loads(delivery.message.body)])

@@ -89,10 +89,11 @@ async def test_several_processes_may_start_at_once(empty_location: Location) -> 
 async def test_nobody_migrates_while_another_process_does(
     empty_location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", 0.2)
     async with held_lock(empty_location):
-        with pytest.raises(Unavailable):
-            await migrate("links", empty_location)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(migrations, "LOCK_TIMEOUT", 0.2)
+            with pytest.raises(Unavailable):
+                await migrate("links", empty_location)
         assert await current_revision(empty_location) is None
     await migrate("links", empty_location)
     assert await current_revision(empty_location) == head_revision("links")
@@ -101,8 +102,8 @@ async def test_nobody_migrates_while_another_process_does(
 async def test_the_wait_for_another_process_can_be_given_up(
     empty_location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", 30)
-    async with held_lock(empty_location), asyncio.timeout(15):
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", 90)
+    async with held_lock(empty_location), asyncio.timeout(45):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await migrate("links", empty_location)

@@ -15,7 +15,10 @@ from refract.services.notifications.queries.notifications import PAGE_OF_NOTIFIC
 from tests.support.clocks import START
 from tests.support.databases import open_database
 from tests.support.notices import ALICE, BOB, ON_SQLITE, NoticesWorld, created, deleted, moment, reached
+from tests.support.patience import patient
 from tests.support.waiting import eventually
+
+__all__ = ["patient"]
 
 PLAN = Statement("plan", "Shows how a page is read.", f"EXPLAIN {PAGE_OF_NOTIFICATIONS.sql}")
 
@@ -215,6 +218,7 @@ async def test_all_is_all_whatever_the_clock_says(notices: NoticesWorld) -> None
     assert all("read_at" in notification for notification in (await notices.page())["notifications"])
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_who_read_all_at_once_count_each_once(notices: NoticesWorld) -> None:
     other = await open_database(notices.location)
     try:
@@ -231,6 +235,7 @@ async def test_two_who_read_all_at_once_count_each_once(notices: NoticesWorld) -
         await other.close()
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("notifications_location", ["distributed"], indirect=True)
 async def test_what_somebody_else_just_reads_is_not_counted_twice(notices: NoticesWorld) -> None:
     await notices.tell(*(created() for _ in range(5)))

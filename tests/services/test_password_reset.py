@@ -24,9 +24,10 @@ from tests.support.mail_desk import (
     migrated_dsn,
     migrated_file,
 )
+from tests.support.patience import patient
 from tests.support.shortening import Crash, FailingDatabase
 
-__all__ = ["desk", "mail_location", "migrated_dsn", "migrated_file"]
+__all__ = ["desk", "mail_location", "migrated_dsn", "migrated_file", "patient"]
 
 RESET = "email.password_reset.requested"
 ASKED = "identity.reset.asked"
@@ -166,6 +167,7 @@ async def test_a_token_works_once(desk: MailDesk) -> None:
     assert (await desk.found(user)).token_generation == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_of_many_at_once_one_wins(desk: MailDesk) -> None:
     user = await desk.user()
     token = await desk.reset_token(user)
@@ -176,6 +178,7 @@ async def test_of_many_at_once_one_wins(desk: MailDesk) -> None:
     assert len(await desk.outbox("user.revoked")) == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_one_reset_kills_all_other_tokens_also_those_that_come_at_once(desk: MailDesk) -> None:
     user, other = await desk.user(), await desk.user("bob@example.com")
     tokens = [await desk.reset_token(user) for _ in range(3)]

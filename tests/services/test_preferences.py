@@ -10,7 +10,10 @@ from refract.kernel.ids import new_event_id
 from refract.runtime.statements import Statement
 from refract.services.notifications.settings import SendingSettings
 from tests.support.notices import ALICE, BOB, ON_SQLITE, NoticesWorld
+from tests.support.patience import patient
 from tests.support.waiting import eventually
+
+__all__ = ["patient"]
 
 DEFAULTS: dict[str, Any] = {
     "channels": {
@@ -231,6 +234,7 @@ async def test_private_addresses_are_for_who_allows_them(notices: NoticesWorld) 
     assert made["url"] == "http://127.0.0.1:9000/hook"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_changes_at_once_build_on_each_other(notices: NoticesWorld) -> None:
     await notices.serve()
     events = list(DEFAULTS["channels"])
@@ -245,6 +249,7 @@ async def test_changes_at_once_build_on_each_other(notices: NoticesWorld) -> Non
     assert len(after["webhooks"]) == 1
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("notifications_location", ["distributed"], indirect=True)
 async def test_who_changes_a_webhook_and_who_disables_it_wait_for_each_other(notices: NoticesWorld) -> None:
     """Both lock the webhook before the digest; else one of them would be refused as deadlocked."""

@@ -255,7 +255,7 @@ async def _eventually(instance: Instance, code: str, expected: tuple[int, str]) 
     async def is_right() -> bool:
         return await told(instance.fast, code) == expected
 
-    await eventually(is_right, timeout=2)
+    await eventually(is_right)
     assert await both(instance, code) == expected
 
 
@@ -303,7 +303,7 @@ async def test_redirects_go_on_while_redis_comes_and_goes(
     monkeypatch: pytest.MonkeyPatch,
     server: Redis,
 ) -> None:
-    options = {"redis_address": server.address, "redis_deadline": 0.2}
+    options = {"redis_address": server.address}  # one that is killed is away at once: no deadline is needed for that
     async with redirect_world(database, database_location, request, monkeypatch, **options) as world:
         codes = await _ten_links(world)
         instance = await world.instance()
@@ -342,12 +342,11 @@ async def test_a_slow_redis_costs_its_deadline_once(
     monkeypatch: pytest.MonkeyPatch,
     server: Redis,
 ) -> None:
-    async with slow_line(server.address, delay=1.0) as (address, _):
+    async with slow_line(server.address, delay=30.0) as (address, _):
         options = {"redis_address": address, "redis_deadline": 0.05}
         async with redirect_world(database, database_location, request, monkeypatch, **options) as world:
             codes = await _ten_links(world)
             instance = await world.instance()
-            begun = asyncio.get_running_loop().time()
-            for code in codes:
-                assert (await both(instance, code))[0] == 301
-            assert asyncio.get_running_loop().time() - begun < 5
+            async with asyncio.timeout(60):  # who waited for Redis would need five minutes
+                for code in codes:
+                    assert (await both(instance, code))[0] == 301

@@ -14,6 +14,7 @@ from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
+from refract.services.links.redirect import lookup as lookup_module
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
 from refract.services.links.redirect.memory import ABSENT_SECONDS
@@ -70,8 +71,9 @@ def test_whose_word_counts(peer: str, trusted: bool) -> None:
     assert ClientAddresses([ip_network("10.0.0.0/16")]).trusts(peer) is trusted
 
 
-async def test_a_copy_from_before_a_change_is_a_miss(database: Database) -> None:
+async def test_a_copy_from_before_a_change_is_a_miss(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that takes no writes keeps giving away what it has; the bus has told us better."""
+    monkeypatch.setattr(lookup_module, "DATABASE_DEADLINE", 60.0)
     cache = EmbeddedCache()
     lookup = Lookup(cache, database, SystemClock())
     await keep(database, some_link(1, ALICE, short_code="moved", original_url="https://new.example/", version=3))

@@ -95,9 +95,10 @@ async def test_those_within_their_limit_are_answered_and_the_others_refused(redi
     async with known_clients(gateway.port, code, headers) as clients:
         before = await redirects.clicks()
         answers = await together(redirects, clients, [f"/{code}"] * 4, headers)
-    assert [answer.status for answer in answers] == [301, 429, 429, 301]
+    # Of the three with one address, one: which of them the server reads first is nobody's promise.
+    assert (sorted(answer.status for answer in answers[:3]), answers[3].status) == ([301, 429, 429], 301)
     assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["0", "0", "0", "2"]
-    assert all("retry-after" in answer.headers for answer in answers[1:3])
+    assert all("retry-after" in answer.headers for answer in answers if answer.status == 429)
     assert len(await redirects.clicks(before)) == 3  # two of these, and the one before which they waited
 
 

@@ -21,9 +21,10 @@ from refract.services.identity.settings import Policy
 from refract.services.identity.store import COLUMNS, Users, find_by_email, parameters_of
 from tests.support.clocks import START
 from tests.support.identity import BASE_URL, EMAIL, ON_SQLITE, PASSWORD, IdentityWorld, identity, identity_location
+from tests.support.patience import patient
 from tests.support.waiting import eventually
 
-__all__ = ["identity", "identity_location"]
+__all__ = ["identity", "identity_location", "patient"]
 
 ADDRESS = "203.0.113.7"
 VERIFY = "email.verification.requested"
@@ -191,6 +192,7 @@ async def test_a_taken_address_is_refused_and_costs_no_bcrypt_and_no_mail(identi
     assert [row["password_hash"] for row in await identity.users()] == [user.password_hash]
 
 
+@pytest.mark.usefixtures("patient")
 async def test_of_many_at_once_one_gets_the_address(identity: IdentityWorld) -> None:
     identity.hasher.before = asyncio.Barrier(12).wait  # all of them have seen that the address is free
     outcomes = await asyncio.gather(

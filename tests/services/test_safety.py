@@ -24,6 +24,8 @@ from tests.support.http import running
 KEY = "the-key-of-the-service"
 HARMLESS = "https://harmless.example/secret-path"
 MALWARE = "https://malware.example/secret-path?token=abc"
+PATIENT = 30.0
+"""Seconds for an answer that does come: a busy machine does not make the service away."""
 
 
 class FakeService:
@@ -87,7 +89,8 @@ async def looking_up(threats: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[
 
 
 @pytest.fixture
-async def lookup() -> AsyncIterator[Lookup]:
+async def lookup(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lookup]:
+    monkeypatch.setattr(safe_browsing, "TIMEOUT", PATIENT)
     threats = {MALWARE: {"threatType": "MALWARE", "platformType": "ANY_PLATFORM", "cacheDuration": "600.5s"}}
     async with looking_up(threats) as each:
         yield each
@@ -235,13 +238,17 @@ async def test_any_failure_is_unavailable(
     trouble = await lookup.trouble(HARMLESS)
     assert str(trouble) == f"safe browsing is unavailable: {reason}"
     lookup.service.instead = None
+    monkeypatch.setattr(safe_browsing, "TIMEOUT", PATIENT)
     lookup.clock.advance(5)
     assert await lookup.find(MALWARE) == {MALWARE: "malware"}
     said = [str(trouble), repr(trouble), *(f"{record.getMessage()} {vars(record)}" for record in caplog.records)]
     assert not any(secret in line for line in said for secret in (KEY, "secret-path", "harmless.example"))
 
 
-async def test_a_service_that_is_not_there_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_service_that_is_not_there_is_unavailable(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_browsing, "TIMEOUT", PATIENT)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}/v4/threatMatches:find"

@@ -14,7 +14,7 @@ from tests.support.http import fetch, head, running
 
 def call(port: int) -> socket.socket:
     """Connect and ask, without a turn of the event loop: the server has not noticed yet."""
-    caller = socket.create_connection(("127.0.0.1", port), timeout=5)
+    caller = socket.create_connection(("127.0.0.1", port), timeout=30)
     caller.sendall(head("GET", "/"))
     return caller
 
@@ -48,7 +48,7 @@ def test_nobody_new_comes_into_the_line_and_whoever_stands_there_is_let_in() -> 
                 assert accepted.recv(10) == b"first"
         assert let_in(listening.fileno(), 10) == []
         admit_again(listening.fileno())
-        socket.create_connection(address, timeout=5).close()
+        socket.create_connection(address, timeout=30).close()
 
 
 async def test_the_next_worker_on_the_same_socket_admits_clients_again() -> None:
@@ -56,6 +56,6 @@ async def test_the_next_worker_on_the_same_socket_admits_clients_again() -> None
         for _ in range(2):
             server = HttpServer(echo, sockets=[listening.dup()])
             await server.start()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert (await fetch(server.port, "/")).status == 200
             await server.stop(grace=1)

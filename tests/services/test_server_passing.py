@@ -71,7 +71,8 @@ async def test_what_is_known_by_its_head_is_passed_on_again_but_never_past_anoth
             assert (await client.answer()).body == b"fast"
         await client.send(head("DELETE", "/here"))
         await client.send(head("GET", "/there"))
-        await asyncio.sleep(0.05)  # so that it could
+        (connection,) = server._open_connections()
+        await eventually(lambda: len(connection._turns) == 2)
         assert len(path.passed) == 2
         opened.set()
         assert [(await client.answer()).body for _ in range(2)] == [b"DELETE /here 0", b"GET /there 0"]

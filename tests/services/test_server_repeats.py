@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from refract.runtime import server as server_module
 from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
 from refract.runtime.repeats import LESSONS
 from tests.support.applications import echo
@@ -133,12 +134,13 @@ async def test_a_body_is_never_taken_for_a_known_request() -> None:
         assert (await client.answer()).text == f"POST /slow {len(body)}"
 
 
-async def test_after_the_stop_a_known_request_is_the_last_of_its_connection() -> None:
+async def test_after_the_stop_a_known_request_is_the_last_of_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LAST_CALL_SECONDS", 30.0)
     async with running(echo, fast_path=Known()) as server, await Client.connect(server.port) as client:
         for _ in range(2):
             assert not (await client.get("/fast")).closes
         (connection,) = server._open_connections()
-        stopping = asyncio.create_task(server.stop(grace=5))
+        stopping = asyncio.create_task(server.stop(grace=60))
         await eventually(lambda: connection._draining)
         assert (await client.get("/fast")).closes
         await stopping

@@ -12,7 +12,10 @@ from refract.services.links.commands.making import clear_away
 from refract.services.links.domain.drafts import Unsafe, Wish, checked_tags
 from refract.services.links.domain.link import Change, CodesExhausted, CodeTaken, Link, Owner, Status
 from refract.services.links.store import Links, find_by_key, find_by_keys, link_of
+from tests.support.patience import patient
 from tests.support.shortening import ANNA, BORIS, Crash, FailingDatabase, Workshop, at_once
+
+__all__ = ["patient"]
 
 URL = "https://example.com/Path?q=1"
 SPELLINGS = [
@@ -87,6 +90,7 @@ async def test_the_same_url_gives_the_same_link(workshop: Workshop, caplog: pyte
     assert "q=1" not in caplog.text
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("number", [50, 100])
 async def test_many_at_once_make_one_link(workshop: Workshop, number: int) -> None:
     urls = [SPELLINGS[each % len(SPELLINGS)] for each in range(number)]
@@ -154,6 +158,7 @@ async def test_an_expired_link_makes_room_before_it_is_swept(workshop: Workshop)
     await workshop.check_each_link_was_announced_once()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_an_expired_link_makes_room_once_for_many(workshop: Workshop) -> None:
     code = await workshop.code(URL)
     await expire(workshop, code)
@@ -199,6 +204,7 @@ async def test_a_taken_alias_is_refused_at_once(workshop: Workshop) -> None:
     await workshop.check_each_link_was_announced_once()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_many_who_want_one_alias_at_once(workshop: Workshop) -> None:
     async def want(number: int) -> int:
         try:

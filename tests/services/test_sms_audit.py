@@ -18,8 +18,9 @@ from refract.services.sms.queries.requests import STATUSES, PageRequest, Summary
 from tests.support.audit import ATTEMPTS, MINUTES, Audit, attempt, audit, minutes_before, sms_location
 from tests.support.clocks import START
 from tests.support.databases import Location, open_database
+from tests.support.patience import patient
 
-__all__ = ["audit", "sms_location"]
+__all__ = ["audit", "patient", "sms_location"]
 
 
 async def test_an_attempt_is_kept_as_it_was_noted(audit: Audit) -> None:
@@ -40,6 +41,7 @@ async def test_an_attempt_that_comes_again_counts_once(audit: Audit) -> None:
     assert (minute["sent"], minute["limited"], minute["failed"], minute["invalid"]) == (1, 1, 0, 0)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_readers_with_the_same_attempts_count_them_once(audit: Audit, sms_location: Location) -> None:
     attempts = [attempt(number % 5) for number in range(3_000)]
     other = await open_database(sms_location)
@@ -212,7 +214,7 @@ _ATTEMPTS = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(made=_ATTEMPTS)
 async def test_sums_are_those_of_the_attempts_themselves(
     audit: Audit, made: list[tuple[int, Status, int, int]]

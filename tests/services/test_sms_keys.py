@@ -3,6 +3,8 @@
 import asyncio
 from datetime import timedelta
 
+import pytest
+
 from refract.runtime.statements import Statement
 from tests.support.sms import (
     LIMITED,
@@ -18,6 +20,8 @@ from tests.support.sms import (
 )
 
 __all__ = ["gateway", "locked_sms", "sms"]
+
+pytestmark = pytest.mark.usefixtures("patient_locks")
 
 REUSED = (422, "Idempotency-Key was used for another request")
 AGE = Statement(

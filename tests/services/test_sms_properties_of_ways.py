@@ -19,6 +19,8 @@ from tests.support.worlds import running
 
 __all__ = ["gateway", "sms"]
 
+pytestmark = pytest.mark.usefixtures("patient_locks")
+
 Found = dict[str, list[tuple[str, str]]]
 """The values and ids of records by their keys, in order."""
 
@@ -77,7 +79,7 @@ async def test_property_8_what_is_read_is_logged_as_sent(
 
 
 @hundred_cases
-@given(numbers=LIMITS_AND_USES, minutes=WINDOWS, elapsed=st.floats(0, 0.95) | st.floats(1, 1.9))
+@given(numbers=LIMITS_AND_USES, minutes=WINDOWS, elapsed=st.floats(0, 0.5) | st.floats(1, 1.9))
 async def test_property_9_a_copy_is_filled_where_there_is_none_and_decides_where_it_refuses(
     sms: SmsWorld, numbers: tuple[int, int], minutes: int, elapsed: float
 ) -> None:

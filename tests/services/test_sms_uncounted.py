@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,10 +13,12 @@ from refract.runtime.records import Record
 from refract.runtime.statements import Statement
 from refract.services.sms.commands.uncounted import Uncounted
 from refract.services.sms.store.limits import Seen
-from tests.support.fault_proxy import FaultProxy
+from tests.support.fault_proxy import proxy_before
 from tests.support.sms import DATABASE_AWAY, LIMITED, SENT, SmsWorld, all_at_once, locked_sms, new_user, sms, sms_world
 
 __all__ = ["locked_sms", "sms"]
+
+pytestmark = pytest.mark.usefixtures("patient_locks")
 
 
 @asynccontextmanager
@@ -165,28 +166,26 @@ async def test_a_connection_that_is_cut_between_the_log_and_the_commit_costs_no_
     fresh_database: str, request: pytest.FixtureRequest
 ) -> None:
     """With a real PostgreSQL behind a proxy: it is reset when the broker has confirmed."""
-    parts = urlsplit(fresh_database)
-    assert parts.hostname is not None
-    assert parts.port is not None
-    async with FaultProxy.to(parts.hostname, parts.port) as proxy:
-        behind = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}").geturl()
-        async with sms_world(behind, request, fast_path=False) as world:
-            user_id = await world.user(limit=20)
-            real = world.records.publish_all
+    async with (
+        proxy_before(fresh_database) as (behind, proxy),
+        sms_world(behind, request, fast_path=False) as world,
+    ):
+        user_id = await world.user(limit=20)
+        real = world.records.publish_all
 
-            async def publish_and_cut(records: Sequence[Record]) -> list[NotPublished | None]:
-                outcomes = await real(records)
-                proxy.cut()
-                return outcomes
+        async def publish_and_cut(records: Sequence[Record]) -> list[NotPublished | None]:
+            outcomes = await real(records)
+            proxy.cut()
+            return outcomes
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(world.records, "publish_all", publish_and_cut)
-                answers = await all_at_once(8, lambda number: world.said(user_id, str(number)))
-            assert set(answers) == {DATABASE_AWAY}
-            left = len(world.messages(user_id))
-            assert left > 0
-            answers = []
-            while LIMITED not in answers:
-                answers += await all_at_once(10, lambda number: world.said(user_id, str(number)))
-            assert answers.count(SENT) == 20 - left
-            assert len(world.messages(user_id)) == (await world.limit(user_id)).current_count == 20
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.records, "publish_all", publish_and_cut)
+            answers = await all_at_once(8, lambda number: world.said(user_id, str(number)))
+        assert set(answers) == {DATABASE_AWAY}
+        left = len(world.messages(user_id))
+        assert left > 0
+        answers = []
+        while LIMITED not in answers:
+            answers += await all_at_once(10, lambda number: world.said(user_id, str(number)))
+        assert answers.count(SENT) == 20 - left
+        assert len(world.messages(user_id)) == (await world.limit(user_id)).current_count == 20

@@ -1,5 +1,8 @@
 """The mail server's side of a mail: what it is told, whose fault a failure is, and that nobody waits for ever."""
 
+import socket
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from refract.services.notifications.domain.letters import Letter, written
 from refract.services.notifications.domain.sending import Away, NotDelivered, Postponed, Refused
 from refract.services.notifications.settings.sending import MailSettings, Tls
 from tests.support.mail_servers import CUT, DRIP, HANG, USER, BadOffice, bad_office, certificate, post_office
+from tests.support.waiting import eventually
 
 LETTER = Letter("Ten clicks", ".\n..\nTen people: äöü\n", "<p>Ten people: äöü</p>")
 TO = "alice@example.com"
@@ -20,14 +24,26 @@ def mail(recipient: str = TO, letter: Letter = LETTER) -> bytes:
     return written(letter, sender="Refract <no-reply@sho.rt>", recipient=recipient, message_id="<1@sho.rt>", at=moment)
 
 
+def patient(settings: MailSettings) -> MailServer:
+    return MailServer(settings, timeout=30.0, longest=60.0)
+
+
 def impatient(settings: MailSettings) -> MailServer:
+    """For servers from which no answer comes; to one that does, a busy machine would not give the time."""
     return MailServer(settings, timeout=0.2, longest=1.0)
 
 
-async def failure(office: BadOffice, recipient: str = TO, *, tls: Tls = "offered", user: str = "") -> NotDelivered:
+async def failure(
+    office: BadOffice,
+    recipient: str = TO,
+    *,
+    tls: Tls = "offered",
+    user: str = "",
+    server: Callable[[MailSettings], MailServer] = patient,
+) -> NotDelivered:
     """What comes of a mail that this server does not take."""
     with pytest.raises(NotDelivered) as failed:
-        await impatient(office.settings(tls, user=user)).send(mail(recipient), recipient)
+        await server(office.settings(tls, user=user)).send(mail(recipient), recipient)
     return failed.value
 
 
@@ -96,7 +112,7 @@ async def test_a_server_that_offers_tls_and_has_none_is_away() -> None:
     async with bad_office(
         EHLO=b"250-mail.test\r\n250 STARTTLS\r\n", STARTTLS=b"220 go\r\nthis is no TLS\r\n"
     ) as office:
-        assert isinstance(await failure(office), Away)
+        assert isinstance(await failure(office, server=impatient), Away)
     assert "MAIL" not in office.steps
 
 
@@ -130,14 +146,22 @@ async def test_whose_fault_it_is(step: str, answer: bytes, kind: type[NotDeliver
 @pytest.mark.parametrize("way", [HANG, CUT])
 async def test_a_server_that_goes_silent_or_away_is_not_waited_for(step: str, way: bytes) -> None:
     async with bad_office(**{step: way}) as office:
-        assert type(await failure(office)) is Away
-    assert office.steps[-1] == step
+
+        async def came_so_far() -> bool:
+            """Unless the machine was so busy that an answer before that one came too late."""
+            office.steps.clear()
+            kinds.add(type(await failure(office, server=impatient)))
+            return office.steps[-1:] == [step]
+
+        kinds: set[type[NotDelivered]] = set()
+        await eventually(came_so_far)
+    assert kinds == {Away}
 
 
 @pytest.mark.parametrize("way", [HANG, CUT, b"500 no\r\n"])
 async def test_a_mail_that_was_taken_is_sent_whatever_happens_then(way: bytes) -> None:
     async with bad_office(QUIT=way) as office:
-        await impatient(office.settings()).send(mail(), TO)
+        await patient(office.settings()).send(mail(), TO)
     assert office.steps[-2:] == ["BODY", "QUIT"]
 
 
@@ -148,7 +172,7 @@ async def test_a_mail_that_was_taken_is_sent_whatever_happens_then(way: bytes) -
 async def test_what_is_no_answer_is_none(answer: bytes) -> None:
     for step in ("GREETING", "RCPT"):
         async with bad_office(**{step: answer}) as office:
-            assert isinstance(await failure(office), Postponed)
+            assert isinstance(await failure(office, server=impatient), Postponed)
 
 
 async def test_a_server_that_keeps_us_busy_has_an_end() -> None:
@@ -159,16 +183,17 @@ async def test_a_server_that_keeps_us_busy_has_an_end() -> None:
 
 
 async def test_a_server_that_is_not_there() -> None:
-    async with bad_office() as office:
-        settings = office.settings()
-    with pytest.raises(Away, match="Error connecting"):
-        await impatient(settings).send(mail(), TO)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        settings = replace(BadOffice({}).settings(), port=nobody.getsockname()[1])
+        with pytest.raises(Away, match="Error connecting"):
+            await patient(settings).send(mail(), TO)
 
 
 async def test_a_name_that_does_not_exist() -> None:
     settings = MailSettings("mail.invalid", 25, "offered", "", "", "no-reply@sho.rt", "no-reply@sho.rt")
     with pytest.raises(Away, match="Error connecting"):
-        await MailServer(settings, timeout=5, longest=5).send(mail(), TO)
+        await patient(settings).send(mail(), TO)
 
 
 async def test_an_address_beyond_ascii_needs_a_server_that_takes_it() -> None:
@@ -186,5 +211,5 @@ async def test_nothing_breaks_out_of_the_envelope() -> None:
     async with bad_office() as office:
         for recipient in ("a@b.example>\r\nRCPT TO:<eve@evil.example", "a@b.example\nDATA", "a@b.example\x00"):
             with pytest.raises(Refused):
-                await impatient(office.settings()).send(mail(), recipient)
+                await patient(office.settings()).send(mail(), recipient)
         assert "RCPT" not in office.steps

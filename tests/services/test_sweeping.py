@@ -18,8 +18,11 @@ from refract.services.links.store import Links
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import Location, open_database
 from tests.support.links import ALICE, LinksWorld, keep, some_link
+from tests.support.patience import patient
 from tests.support.waiting import eventually
 from tests.support.worlds import running
+
+__all__ = ["patient"]
 
 STATUSES = Statement("statuses", "Reads how links stand.", "SELECT short_code, status, version, url_key FROM links")
 ADD_KEY = Statement(
@@ -106,6 +109,7 @@ async def test_many_links_are_marked_in_batches(links: LinksWorld, monkeypatch: 
     assert len(await links.events()) == count
 
 
+@pytest.mark.usefixtures("patient")
 async def test_several_processes_mark_each_link_once(links: LinksWorld, database_location: Location) -> None:
     count = 3 * SWEEP_BATCH
     await keep(links.database, *map(due, range(1, count + 1)))
@@ -127,7 +131,7 @@ async def test_a_link_in_somebodys_hands_is_left_to_them(links: LinksWorld, data
     other = await open_database(database_location)
     async with other.transaction() as tx:
         await Links().get(tx, "code-1")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await sweeper_of(links).sweep() == 1
         assert await statuses(links) == {"code-1": "active", "code-2": "expired"}
     await other.close()

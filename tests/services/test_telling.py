@@ -32,7 +32,10 @@ from tests.support.notices import (
     lines,
     reached,
 )
+from tests.support.patience import patient
 from tests.support.waiting import eventually
+
+__all__ = ["patient"]
 
 
 @asynccontextmanager
@@ -266,6 +269,7 @@ async def test_what_never_succeeds_is_buried_and_a_replay_tells_it_once(notices:
     assert await notices.unread() == {ALICE: 2}
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_readers_of_two_processes_neither_lose_nor_repeat(notices: NoticesWorld) -> None:
     """Each has its own connections; the same users in both, in every order: no deadlock either."""
     other = await open_database(notices.location)

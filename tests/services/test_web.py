@@ -190,7 +190,7 @@ async def test_a_client_that_goes_away_while_sending_is_no_error(caplog: pytest.
         async with await Client.connect(server.port) as client:
             await client.send(head("POST", "/links", "Content-Length: 900") + b"{")
             await eventually(lambda: server._state.tasks)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await gone.wait()
     log.removeHandler(watch)
     assert not [record for record in caplog.records if record.levelno > logging.INFO]

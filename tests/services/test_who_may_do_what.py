@@ -111,6 +111,12 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
             Trial([204, 400], {"token": hers.verification, **mine}),
             Trial([400], {"token": hers.reset, **mine}),
         ],
+        (identity, "POST", "/keys"): [
+            Trial([201], {"name": "his", "scopes": ["links:read"], **posing}),
+            Trial([403], {"name": "his", "scopes": ["sms:send"], "sms_user_id": 1, "role": "administrator"}),
+        ],
+        (identity, "GET", "/keys"): [Trial([200, 400], query=query) for query in ("", "?status=all", *pages[1:])],
+        (identity, "DELETE", "/keys/{id}"): [Trial([404]), Trial([404], query=f"?user_id={alice.id}")],
         (told, "GET", "/notifications"): [Trial([200, 400], query=query) for query in pages[:2] + pages[4:5]],
         (told, "POST", "/notifications/{id}/read"): [Trial([403]), Trial([403], mine)],
         (told, "GET", "/preferences"): [Trial([200]), Trial([200], query=f"?user_id={alice.id}")],
@@ -123,7 +129,7 @@ def trials(hers: Hers) -> dict[tuple[str, str, str], list[Trial]]:
 
 
 async def test_every_operation_has_a_trial_and_wants_a_token_unless_it_is_meant_to_be_public(house: House) -> None:
-    hers = Hers(Person("", "", ""), *[""] * 7)
+    hers = Hers(Person("", "", ""), *[""] * 8)
     found = await house.operations()
     tried = {(service, method, path) for service, method, path in trials(hers)}
     assert {(one.service, one.method.replace("HEAD", "GET"), one.path) for one in found} == tried
@@ -149,7 +155,7 @@ async def test_nobody_reads_or_changes_what_is_somebody_elses(house: House) -> N
 async def attempt(house: House, hers: Hers, bob: Person, operation: Operation, trial: Trial, door: str) -> None:
     """One trial at one door, in Bob's name."""
     before = await belonging_to(house, hers, operation.service)
-    target = operation.target(door, code=hers.code, id=hers.notification) + trial.query
+    target = operation.target(door, code=hers.code, id=hers.id_for(operation.path)) + trial.query
     token = house.token(bob.id, bob.email) if operation.wants_token else ""
     answer = await house.call(door, operation.method, target, trial.body, *trial.headers, token=token)
     what = f"{operation.method} {target} at {door} with {trial.body}: {answer.status} {answer.body!r}"
@@ -168,7 +174,7 @@ async def assert_the_owner_may(house: House, hers: Hers) -> None:
     for operation in sorted(operations, key=lambda one: one.method == "DELETE"):
         if operation.method == "GET" and operation.path.endswith("/live"):
             continue  # it has no end; to HEAD it says whether she may
-        target = operation.target(GATEWAY, code=hers.code, id=hers.notification)
+        target = operation.target(GATEWAY, code=hers.code, id=hers.id_for(operation.path))
         target += "?by=country" if target.endswith("/breakdown") else ""
         body = {"title": "hers"} if operation.method == "PATCH" else None
         answer = await house.call(GATEWAY, operation.method, target, body, token=signed)

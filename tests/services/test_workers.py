@@ -110,7 +110,7 @@ async def test_while_a_successor_is_long_in_coming_the_others_get_everybody(
         victim, survivor = started.crew.pids
         os.kill(victim, signal.SIGKILL)
         await eventually(lambda: started.started == 3, timeout=30)
-        await eventually(lambda: alone(started, survivor))
+        await eventually(lambda: alone(started, survivor), timeout=60)
         waiting.unlink()
         assert survivor in await started.all_answer(2)
 
@@ -135,7 +135,7 @@ async def test_one_that_dies_again_and_again_is_given_growing_pauses(
 
         await eventually(lambda: len(pauses()) >= 3, timeout=30)
         assert pauses()[:3] == [0.1, 0.2, 0.4]
-        await eventually(lambda: alone(started, survivor))  # in one of the pauses, at the latest
+        await eventually(lambda: alone(started, survivor), timeout=60)  # in one of the pauses, at the latest
 
 
 async def test_one_that_was_steady_is_replaced_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,13 +206,17 @@ async def test_what_cannot_be_started_is_tried_again(tmp_path: Path, caplog: pyt
         await crew.stop(5.0)
 
 
-async def test_those_that_do_not_end_are_killed_in_time(tmp_path: Path, habits: Callable[[str], Path]) -> None:
+async def test_those_that_do_not_end_are_killed_in_time(
+    tmp_path: Path, habits: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
     habits("ignore-1")
     async with answering(2, tmp_path) as started:
         pids = started.crew.pids
         begun = time.monotonic()
         await started.crew.stop(2.0)
-        assert 1.4 < time.monotonic() - begun < 2.5
+        assert 1.0 < time.monotonic() - begun < 10.0
+        killed = [record.__dict__["pid"] for record in caplog.records if "did not end in time" in record.message]
+        assert killed == pids[1:]
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
@@ -245,12 +249,12 @@ async def test_a_worker_ends_with_its_parent(
             ours.settimeout(0.1)
             with pytest.raises(TimeoutError):  # it does not listen without permission
                 await asyncio.to_thread(ours.recv, 1)
-            ours.settimeout(10)
+            ours.settimeout(60)
             ours.send(b"g")
             assert await asyncio.to_thread(ours.recv, 1) == b"r"
         if habit == "stuck":
             await asyncio.sleep(0.1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await worker.wait() == status
 
 

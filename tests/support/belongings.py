@@ -42,11 +42,18 @@ class Hers:
     """The same for his address."""
     notification: str
     webhook: str
+    key: str
+    """The id of an API key."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Words by which an answer shows that something of hers was read."""
-        return (self.alice.id, self.alice.email, self.url, "alices-title", "alices-notes", "alices-tag", HOOK)
+        named = ("alices-title", "alices-notes", "alices-tag", "alices-key", HOOK)
+        return (self.alice.id, self.alice.email, self.url, *named)
+
+    def id_for(self, path: str) -> str:
+        """What stands for the id of something of hers in a path."""
+        return self.key if path.startswith("/keys") else self.notification
 
 
 async def settle(house: House) -> tuple[Hers, Person]:
@@ -73,6 +80,7 @@ async def settle(house: House) -> tuple[Hers, Person]:
         await _mailed(house, Purpose.VERIFY, bob),
         await _notified(house, alice, made[0]),
         await _hooked(house, alice),
+        await _keyed(house, alice),
     ), bob
 
 
@@ -141,6 +149,14 @@ async def _hooked(house: House, person: Person) -> str:
     answer = await house.call(GATEWAY, "PUT", "/api/preferences", body, token=token)
     identifier: str = answer.json["webhooks"][0]["id"]
     return identifier
+
+
+async def _keyed(house: House, person: Person) -> str:
+    """The id of an API key that somebody has."""
+    body, token = {"name": "alices-key", "scopes": ["links:read"]}, house.token(person.id, person.email)
+    answer = await house.call(GATEWAY, "POST", "/api/keys", body, token=token)
+    assert answer.status == 201, answer.body
+    return str(answer.json["id"])
 
 
 async def belonging_to(house: House, hers: Hers, service: str) -> list[str]:

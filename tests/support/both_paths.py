@@ -19,7 +19,7 @@ from refract.services.gateway.http.passing import Carrier
 from refract.services.gateway.service import build_gateway
 from tests.support.clocks import ManualClock
 from tests.support.fronts import ROOMY, tokens
-from tests.support.http import Client, fetch, head, running
+from tests.support.http import PATIENCE, Client, fetch, head, running
 from tests.support.waiting import eventually
 
 GET = head("GET", "/r/abc")
@@ -53,6 +53,9 @@ class Bare:
         self.heads: list[bytes] = []
         self.opened = asyncio.Event()
         self.connections = self.left = self.most = self._under_way = 0
+        self.warm_together = 1
+        """So many requests that warm up are answered at once, each on a connection of its own."""
+        self._warming: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -62,7 +65,7 @@ class Bare:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if b" /warm " in head or b" /stats/warm " in head:
-                    writer.write(OK)
+                    self._warm(writer)
                     is_first = False
                     continue
                 self.heads.append(head)
@@ -80,6 +83,13 @@ class Bare:
         self.left += 1
         writer.transport.abort()
 
+    def _warm(self, writer: asyncio.StreamWriter) -> None:
+        self._warming.append(writer)
+        if len(self._warming) >= self.warm_together:
+            for one in self._warming:
+                one.write(OK)
+            self._warming.clear()
+
     async def _say(self, pieces: Sequence[Piece], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         for piece in pieces:
             if piece == WAIT:
@@ -92,15 +102,21 @@ class Bare:
                 await asyncio.wait({gone})
             elif piece == PAUSE:
                 await writer.drain()
-                await asyncio.sleep(0.03)  # so that they come one by one
+                await _turns()
             elif isinstance(piece, bytes):
                 writer.write(piece)
             else:
                 await writer.drain()
-                await asyncio.sleep(0.01)  # a cut takes with it what has not left yet
+                await _turns()  # a cut takes with it what has not left yet
                 writer.transport.write_eof()
                 return False
         return True
+
+
+async def _turns() -> None:
+    """Let others read what was written. Turns of the loop as well as time: after a stall one timer is over at once."""
+    for _ in range(10):
+        await asyncio.sleep(0.003)
 
 
 @dataclass
@@ -117,8 +133,11 @@ class Side:
 
     async def warm_up(self, connections: int = 1) -> None:
         """Let so many connections to the service wait in each pool that is used."""
+        self.bare.warm_together = connections
         answers = await asyncio.gather(*(fetch(self.port, "/warm") for _ in range(connections)))
+        self.bare.warm_together = 1
         assert {answer.status for answer in answers} == {200}
+        await eventually(lambda: len(self.proxy._pools["links"]._idle) >= connections)
 
     def count(self, name: str, **labels: str) -> float:
         """The value of a series."""
@@ -198,7 +217,7 @@ async def raw_answer(client: Client, *, to_head: bool = False) -> bytes:
     """The next answer to the byte; `<cut>` stands where it ended before its time."""
     got = b""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             got = top = await client.reader.readuntil(b"\r\n\r\n")
             if to_head or top[9:12] in {b"204", b"304"}:
                 return got

@@ -12,6 +12,7 @@ from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.messages import Binding, Delivery, Message, Queue
 from refract.runtime.ports import EventBus, QueueReader
+from tests.support.waiting import eventually, listens
 
 
 class Buses(ABC):
@@ -86,6 +87,9 @@ class RabbitBuses(Buses):
     async def _make(self) -> RabbitBus:
         bus = RabbitBus(self.url)
         await bus.start()
+        # A broker that was late to let us in is waited for, and one that is away is not.
+        if await listens(self.url.rpartition("@")[2].strip("/")):
+            await eventually(lambda: (bus._reading.current(), bus._publishing.current()))
         return bus
 
     async def _clean(self) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiormq
-import asyncpg
 
 from refract.apps.builders import QUEUES
 from refract.apps.directory import SERVICES
 from refract.kernel.events import EventDecoder
 from refract.services.analytics.reactions import CLICKS
 from refract.services.links.api import UrlClicked
+from tests.support.databases import administer
 from tests.support.http import Answer, Client
 from tests.support.instances import DistributedInstance, EmbeddedInstance, Instance
 from tests.support.load import Following
@@ -95,7 +95,7 @@ class Chain(ABC):
             return rows(await self.links.fetch(SHOWN)) == rows(await self.fetch(TOTALS))
 
         await eventually(counted, timeout=timeout, interval=0.1)
-        await eventually(told, timeout=30, interval=0.1)
+        await eventually(told, timeout=timeout, interval=0.1)
 
     async def numbers(self) -> list[int]:
         """The numbers of the clients that were counted, each as often as it was."""
@@ -130,7 +130,7 @@ class EmbeddedChain(Chain):
         return await asyncio.to_thread(self._fetch, query)
 
     def _fetch(self, query: str) -> list[tuple[Any, ...]]:
-        connection = sqlite3.connect(self._instance.data.database("analytics"), timeout=10)
+        connection = sqlite3.connect(self._instance.data.database("analytics"), timeout=30)
         try:
             return connection.execute(query).fetchall()
         finally:
@@ -208,10 +208,6 @@ async def _empty(url: str) -> None:
 async def _database(dsn: str) -> AsyncIterator[str]:
     """An empty database that is dropped after the test."""
     name = f"test_{secrets.token_hex(8)}"
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-        yield urlsplit(dsn)._replace(path=f"/{name}").geturl()
-        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await connection.close()
+    await administer(dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+    yield urlsplit(dsn)._replace(path=f"/{name}").geturl()
+    await administer(dsn, f"DROP DATABASE {name} WITH (FORCE)")

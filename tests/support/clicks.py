@@ -117,13 +117,13 @@ class Writing:
             answer.deliver = lambda answer: self.notes.append((answer.payload or b"").decode())
             self.writer.record(click(number, size=size), answer, b"%d" % number)
 
-    async def follow(self, *numbers: int, timeout: float = 5) -> None:
+    async def follow(self, *numbers: int, timeout: float = 30) -> None:
         """Record clicks, each when the answer of the last has left."""
         for number in numbers:
             self.record(number)
             await self.answered(number, timeout=timeout)
 
-    async def answered(self, *numbers: int, timeout: float = 5) -> None:
+    async def answered(self, *numbers: int, timeout: float = 30) -> None:
         """Wait until these answers have left."""
         await eventually(lambda: set(numbers) <= set(self.released), timeout=timeout, interval=0.005)
 

@@ -47,11 +47,12 @@ async def main(folder: Path) -> None:
     await place.permission()
     server = HttpServer(answer, sockets=place.sockets)
     await server.start()
+    if has("stuck"):
+        workers.GRACE = 0.3  # type: ignore[misc]  # final elsewhere; a test shortens it
     place.ready()
     if has("crash"):
         sys.exit(4)
     if has("stuck"):
-        workers.GRACE = 0.3  # type: ignore[misc]  # final elsewhere; a test shortens it
         time.sleep(60)  # noqa: ASYNC251  # a worker whose loop is stuck is what is tested
     await stopping.wait()
     await server.stop(1.0)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from refract.runtime.distributed.database import PostgresDatabase
@@ -15,10 +16,29 @@ Location = str | Path
 
 
 async def open_database(location: Location) -> Database:
-    """The twin that belongs to the location."""
+    """The twin that belongs to the location; a server that was late is asked again."""
     if isinstance(location, Path):
         return await EmbeddedDatabase.open(location)
-    return await PostgresDatabase.open(location, service="test", pauses=(0.0,))
+    return await PostgresDatabase.open(location, service="test", pauses=(0.0, 0.5, 1.0, 2.0))
+
+
+async def administer(dsn: str, *statements: str) -> None:
+    """Run statements on a server, such as those that make and drop a database.
+
+    Whoever is cut off from a database that is dropped has a few seconds to go, and may need more of them for his disk.
+    """
+    connection = await asyncpg.connect(dsn)
+    try:
+        for statement in statements:
+            for patience in (True, True, True, False):
+                try:
+                    await connection.execute(statement)
+                    break
+                except asyncpg.ObjectInUseError:
+                    if not patience:
+                        raise
+    finally:
+        await connection.close()
 
 
 @pytest.fixture(params=["embedded", "distributed"])

@@ -26,8 +26,8 @@ from refract.services.notifications.domain.webhooks import new_secret
 from refract.services.notifications.settings.sending import MailSettings
 from refract.services.notifications.store.deliveries import NewDelivery, add_deliveries
 from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
-from tests.support.mail_desk import _administer, _in_a_thread
+from tests.support.databases import Location, administer, open_database
+from tests.support.mail_desk import _in_a_thread
 
 USER = "550e8400-e29b-41d4-a716-446655440000"
 TO = "alice@example.com"
@@ -120,11 +120,11 @@ class Deliveries:
         self.notices.append(notice)
 
     def mail_lane(self, settings: MailSettings, **patience: float) -> Lane:
-        """A lane of mails that gives a server little time."""
-        server = MailServer(settings, timeout=patience.get("timeout", 5.0), longest=patience.get("longest", 10.0))
+        """A lane of mails that gives a server the time that a busy machine needs."""
+        server = MailServer(settings, timeout=patience.get("timeout", 30.0), longest=patience.get("longest", 60.0))
         return self.lane(MailChannel(server, self.clock))
 
-    def webhook_lane(self, *, timeout: float = 5.0, allow_private: bool = True) -> Lane:
+    def webhook_lane(self, *, timeout: float = 30.0, allow_private: bool = True) -> Lane:
         """A lane of webhooks, which may be on loopback."""
         client = WebhookClient(allow_private=allow_private, timeout=timeout)
         return self.lane(WebhookChannel(client, self.database, self.clock, self.notice))
@@ -231,12 +231,12 @@ def notifications_dsn(postgres_dsn: str) -> Iterator[str]:
     dsn = urlsplit(postgres_dsn)._replace(path=f"/{name}").geturl()
 
     async def make() -> None:
-        await _administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+        await administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
         await migrate("notifications", dsn)
 
     _in_a_thread(make())
     yield dsn
-    _in_a_thread(_administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+    _in_a_thread(administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture(params=["embedded", "distributed"])

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from refract.kernel.clock import SystemClock
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.server import ServerLimits
 from refract.runtime.tokens import TokenSigner
 from refract.services.gateway.settings import URL_VARIABLES
 from tests.support.applications import read_body
+from tests.support.commands import logged_in
 from tests.support.fronts import send_answer
 from tests.support.http import Client, fetch, running
 from tests.support.servers.places import free_port
@@ -88,7 +87,7 @@ class Door:
     @property
     def log(self) -> list[dict[str, Any]]:
         """What it wrote, line by line."""
-        return [msgspec.json.decode(line) for line in (self.folder / "stdout").read_bytes().splitlines()]
+        return logged_in(self.folder / "stdout")
 
     @property
     def authorization(self) -> str:

@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
 
 CHUNK = 65_536
 
 
 class _Passage:
-    """One client's connection and the one behind it."""
+    """One client's connection and, once it is made, the one behind it."""
 
-    def __init__(self, writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
-        self.writers = writers
+    def __init__(self, client: asyncio.StreamWriter) -> None:
+        self.writers = [client]
         self.swallowing = False
+        self.aborted = False
 
     def abort(self) -> None:
+        self.aborted = True
         for writer in self.writers:
             writer.transport.abort()
 
@@ -29,6 +32,7 @@ class FaultProxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._swallowing = False
+        self._closed = False
 
     @classmethod
     @asynccontextmanager
@@ -39,6 +43,7 @@ class FaultProxy:
         try:
             yield proxy
         finally:
+            proxy._closed = True
             proxy._server.close()
             proxy.cut()
             proxy._flowing.set()
@@ -52,7 +57,7 @@ class FaultProxy:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected through it."""
+        """How many clients are connected."""
         return len(self._passages)
 
     def pause(self) -> None:
@@ -76,23 +81,27 @@ class FaultProxy:
             passage.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        passage = _Passage(writer)
+        self._passages.add(passage)  # from now on: whoever cuts means this one, too
         try:
             behind_reader, behind_writer = await asyncio.open_connection(*self._target)
+            passage.writers.append(behind_writer)
+            if not passage.aborted and not self._closed:
+                passage.swallowing = self._swallowing
+                await self._join(passage, reader, behind_reader)
         except OSError:  # the server is away: so is the proxy
-            writer.transport.abort()
-            return
-        passage = _Passage((writer, behind_writer))
-        passage.swallowing = self._swallowing
-        self._passages.add(passage)
-        try:
-            outwards = asyncio.create_task(self._pass(passage, reader, behind_writer))
-            inwards = asyncio.create_task(self._pass(passage, behind_reader, writer))
-            await outwards  # ends with the client; the server's end is passed on, unless bytes are swallowed
-            passage.abort()
-            await inwards
+            pass
         finally:
             passage.abort()
             self._passages.discard(passage)
+
+    async def _join(self, passage: _Passage, reader: asyncio.StreamReader, behind: asyncio.StreamReader) -> None:
+        client, server = passage.writers
+        outwards = asyncio.create_task(self._pass(passage, reader, server))
+        inwards = asyncio.create_task(self._pass(passage, behind, client))
+        await outwards  # ends with the client; the server's end is passed on, unless bytes are swallowed
+        passage.abort()
+        await inwards
 
     async def _pass(self, passage: _Passage, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -103,3 +112,14 @@ class FaultProxy:
                     await target.drain()
         if not passage.swallowing:
             target.transport.abort()
+
+
+@asynccontextmanager
+async def proxy_before(dsn: str) -> AsyncIterator[tuple[str, FaultProxy]]:
+    """A proxy before the server of a DSN: the DSN that leads through it, and the proxy."""
+    parts = urlsplit(dsn)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    async with FaultProxy.to(parts.hostname, parts.port) as proxy:
+        netloc = f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}"
+        yield parts._replace(netloc=netloc).geturl(), proxy

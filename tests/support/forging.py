@@ -96,6 +96,8 @@ def _wrong_claims(secret: bytes) -> Iterator[tuple[str, str]]:
         "with roles in a list": {"role": ["administrator"]},
         "with a generation that is no number": {"gen": "9"},
         "with a generation below zero": {"gen": -1},
+        "with an API key in words": {"api_key": "1"},
+        "with an API key that is false": {"api_key": False},
     }
     for name, claims in wrong.items():
         yield name, token(secret, **claims)

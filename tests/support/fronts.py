@@ -54,7 +54,8 @@ class Front(Protocol):
     ) -> Awaitable[int]: ...
 
 
-ROOMY = ServerLimits(body=64 * 1024 * 1024)
+ROOMY = ServerLimits(body=64 * 1024 * 1024, receive=60, send=60)
+"""Bodies of any size, and the time that a busy machine needs for them."""
 
 
 def url_of(server: HttpServer) -> str:
@@ -109,12 +110,13 @@ async def in_process() -> AsyncIterator[Front]:
 
 
 @pytest.fixture
-async def proxied() -> AsyncIterator[Callable[[str], Awaitable[int]]]:
-    """The gateway as a proxy before a URL, with little patience."""
+async def proxied() -> AsyncIterator[Callable[..., Awaitable[int]]]:
+    """The gateway as a proxy before a URL."""
     async with AsyncExitStack() as stack:
 
-        async def open_front(url: str) -> int:
-            return await serve_gateway(Proxy({"links": url}, connect_timeout=2.0, answer_timeout=0.3), stack)
+        async def open_front(url: str, answer_timeout: float = 30.0) -> int:
+            proxy = Proxy({"links": url}, connect_timeout=10.0, answer_timeout=answer_timeout)
+            return await serve_gateway(proxy, stack)
 
         yield open_front
 

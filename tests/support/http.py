@@ -10,13 +10,16 @@ import msgspec
 
 from refract.runtime.server import FastPath, HttpServer, ServerLimits
 
+PATIENCE = 60.0
+"""Seconds after which an answer is taken to be none: only what hangs takes so long."""
+
 
 @asynccontextmanager
 async def running(
     app: Any, *, limits: ServerLimits | None = None, fast_path: FastPath | None = None
 ) -> AsyncIterator[HttpServer]:
-    """An application behind our server, for as long as the block lasts."""
-    server = HttpServer(app, limits=limits, fast_path=fast_path)
+    """An application behind our server, for as long as the block lasts. Its limits are long unless they are given."""
+    server = HttpServer(app, limits=limits or ServerLimits(receive=PATIENCE, send=PATIENCE), fast_path=fast_path)
     await server.start()
     try:
         yield server
@@ -87,7 +90,7 @@ class Client:
 
     async def answer(self, *, to_head: bool = False) -> Answer:
         """The next response of this connection; one that does not come raises IncompleteReadError."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             status, headers = await self._answer_head()
             while status == 100:
                 status, headers = await self._answer_head()
@@ -99,7 +102,7 @@ class Client:
 
     async def is_closed(self) -> bool:
         """Wait until the server has closed the connection without another byte; False when bytes come instead."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:

@@ -24,7 +24,7 @@ from refract.runtime.ports import EventBus
 from refract.runtime.tokens import TokenSigner
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
-from tests.support.commands import Running, running
+from tests.support.commands import PATIENT, Running, running
 from tests.support.http import Answer, Client
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.places import free_port
@@ -69,7 +69,8 @@ class Instance(ABC):
         self.starts += 1
         folder = self.folder / f"process-{self.port}-{self.starts}"
         address = f"http://127.0.0.1:{self.port}"
-        entering = running(*self._command(), address=address, folder=folder, variables=self._variables() | self.changes)
+        variables = self._variables() | self.changes
+        entering = running(*self._command(), address=address, folder=folder, variables=variables, command=PATIENT)
         self._running = await asyncio.to_thread(self._process.enter_context, entering)
 
     async def kill(self) -> None:
@@ -192,7 +193,7 @@ class EmbeddedInstance(Instance):
         return await asyncio.to_thread(self._fetch, query)
 
     def _fetch(self, query: str) -> list[Any]:
-        connection = sqlite3.connect(self.data.database("links"), timeout=10)
+        connection = sqlite3.connect(self.data.database("links"), timeout=30)
         try:
             return connection.execute(query).fetchall()
         finally:

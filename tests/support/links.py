@@ -201,7 +201,7 @@ async def _build(
     stack.push_async_callback(buses.close)
     foundation = Foundation(database, await buses.open(), clock, metrics, tokens, timedelta(days=7))
     service = compose(WIRE_NAME, foundation, routes=routes)
-    limits = ServerLimits(body=8 * 1024 * 1024)
+    limits = ServerLimits(body=8 * 1024 * 1024, receive=60, send=60)
     server = await stack.enter_async_context(running(service.application, limits=limits))
     return LinksWorld(database, cache, clock, settings, safety, views, queries, managing, shortening, port=server.port)
 

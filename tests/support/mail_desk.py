@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -33,7 +32,7 @@ from refract.services.identity.domain.one_time import ResetAsked
 from refract.services.identity.http.mail_tokens import mail_token_routes
 from refract.services.identity.store import COLUMNS, Users, user_of
 from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, administer, open_database
 from tests.support.http import Answer, Client, running
 from tests.support.redis_twins import connected
 
@@ -229,20 +228,12 @@ def migrated_dsn(postgres_dsn: str) -> Iterator[str]:
     dsn = urlsplit(postgres_dsn)._replace(path=f"/{name}").geturl()
 
     async def make() -> None:
-        await _administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+        await administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
         await migrate("identity", dsn)
 
     _in_a_thread(make())
     yield dsn
-    _in_a_thread(_administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-async def _administer(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+    _in_a_thread(administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture(params=["embedded", "distributed"])

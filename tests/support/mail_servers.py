@@ -92,13 +92,13 @@ def post_office(
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     listening = loop.create_server(protocol, "127.0.0.1", 0, ssl=implicit)
-    server = asyncio.run_coroutine_threadsafe(listening, loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(listening, loop).result(60)
     office.port = server.sockets[0].getsockname()[1]
     try:
         yield office
     finally:
         loop.call_soon_threadsafe(server.close)
-        asyncio.run_coroutine_threadsafe(_end_all(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_end_all(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -110,7 +110,7 @@ async def _end_all() -> None:
     for task in others:
         task.cancel()
     if others:
-        await asyncio.wait(others, timeout=5)
+        await asyncio.wait(others, timeout=30)
     await asyncio.sleep(0.01)
 
 

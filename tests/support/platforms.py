@@ -1,7 +1,6 @@
 """The whole platform as its users know it: one process, or one for each service over a broker of its own."""
 
 import asyncio
-import os
 import secrets
 import signal
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES
-from tests.support.commands import COMMAND, Running, running
+from tests.support.commands import PATIENT, Running, logged_in, running
 from tests.support.http import Answer, Client, fetch
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis, Server
 from tests.support.servers.places import free_port
@@ -27,8 +26,6 @@ from tests.support.turned_clock import TURNED
 from tests.support.waiting import eventually
 
 PASSWORD = "a password of some length"
-ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
 TURNABLE = (sys.executable, "-m", "tests.support.turned_clock", "0")
 BEHIND = ("links", "analytics", "identity", "notifications")
 """The services of these stories; the gateway is started after them, because it asks for them when it starts."""
@@ -66,7 +63,7 @@ class Platform(ABC):
     def log(self) -> list[dict[str, Any]]:
         """The lines of all processes."""
         files = [path for path in self.outputs if path.name == "stdout"]
-        return [msgspec.json.decode(line) for file in files for line in file.read_bytes().splitlines()]
+        return [line for file in files for line in logged_in(file)]
 
     def close(self) -> None:
         """End what runs."""
@@ -108,7 +105,7 @@ class Platform(ABC):
             stats: dict[str, Any] = answer.json
             return stats if (answer.status, stats["total_clicks"]) == (200, clicks) else None
 
-        found = await eventually(counted, timeout=20)
+        found = await eventually(counted, timeout=60)
         assert found is not None
         return dict(found)
 
@@ -143,6 +140,7 @@ class EmbeddedPlatform(Platform):
                 address=f"http://127.0.0.1:{self.port}",
                 folder=self.folder / f"process-{number}",
                 variables={"METRICS_ADDR": f"127.0.0.1:{self._metrics_port}"} | self.settings,
+                command=PATIENT,
             )
         )
 
@@ -191,8 +189,8 @@ class DistributedPlatform(Platform):
                 *("run", name),
                 address=f"http://127.0.0.1:{self.environments[name]['PORT']}",
                 folder=self.folder / f"{name}-{number}",
-                variables={**self.environments[name], "PYTHONPATH": PYTHONPATH},
-                command=TURNABLE if name == "gateway" else COMMAND,
+                variables=self.environments[name],
+                command=TURNABLE if name == "gateway" else PATIENT,
             )
         )
 

@@ -13,6 +13,7 @@ from refract.runtime.embedded.record_log import EmbeddedRecordLog
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import RecordLog, RecordReader
 from refract.runtime.records import ReceivedRecord, Record, Topic
+from tests.support.waiting import eventually
 
 
 class Logs(ABC):
@@ -83,13 +84,14 @@ class KafkaLogs(Logs):
     async def _make(self) -> KafkaLog:
         log = KafkaLog(self.bootstrap, metrics=self.metrics)
         await log.start()
+        await eventually(lambda: log._producer.away is None)  # a broker that was late is found again by the log itself
         return log
 
     def _clean(self, topics: list[str]) -> None:
         if topics:
             admin = AdminClient({"bootstrap.servers": self.bootstrap})  # which must outlive its answers
             for answer in admin.delete_topics(topics).values():
-                answer.exception(10)
+                answer.exception(60)
 
 
 async def log_at(address: str) -> RecordLog:

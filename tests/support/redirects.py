@@ -30,13 +30,14 @@ from refract.services.gateway.service import build_gateway
 from refract.services.links.api import UrlClicked
 from refract.services.links.domain.link import Link, Owner
 from refract.services.links.redirect import fast as fast_module
+from refract.services.links.redirect import lookup as lookup_module
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.service import build_links
 from refract.services.links.settings import Durability, LinksSettings
 from tests.support.clicks import GuardedDatabase
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location
-from tests.support.http import Answer, Client, running
+from tests.support.http import PATIENCE, Answer, Client, running
 from tests.support.links import ALICE, BASE_URL, SECRET, keep, some_link, token_for
 from tests.support.redis_twins import PATIENT, connected, shared_cache
 from tests.support.worlds import buses_beside
@@ -188,6 +189,8 @@ async def redirect_world(
     clock = ManualClock()
     # The hot path reads the process's clock itself, to save a call; here its freshness has to go by the test's clock.
     monkeypatch.setattr(fast_module, "monotonic", clock.monotonic)
+    # A stall of our own is not to look like a silent database.
+    monkeypatch.setattr(lookup_module, "DATABASE_DEADLINE", 30.0)
     async with AsyncExitStack() as stack:
         channel = f"dropped-{secrets.token_hex(6)}"
         yield RedirectWorld(location, database, clock, request, stack, channel, **options)
@@ -225,7 +228,7 @@ async def converse(server: HttpServer, parts: Sequence[bytes]) -> list[bytes]:
     """
     answers: list[bytes] = []
     sent = b""
-    async with await Client.connect(server.port) as client, asyncio.timeout(20):
+    async with await Client.connect(server.port) as client, asyncio.timeout(PATIENCE):
         for part in parts:
             await client.send(part)
             sent += part

@@ -1,13 +1,14 @@
 """Opens what talks to Redis for a test, and closes it after."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import redis.asyncio
 
 from refract.runtime.distributed.cache import DistributedCache
 from refract.runtime.distributed.redis_connection import RedisConnection
+from tests.support.waiting import eventually, listens
 
 PATIENT = 10.0
 """A deadline for tests of what is counted, not of how soon: a busy machine does not make Redis away."""
@@ -17,13 +18,25 @@ PATIENT = 10.0
 async def connected(
     address: str, *, password: str | None = None, database: int = 0, deadline: float = PATIENT
 ) -> AsyncIterator[RedisConnection]:
-    """A started connection."""
+    """A started connection. A Redis that was late to let us in is waited for, and one that is away is not."""
     connection = RedisConnection(address, password=password, database=database, deadline=deadline)
     await connection.start()
+    if deadline >= PATIENT and await listens(address):
+        await eventually(lambda: connection.away is None)
     try:
         yield connection
     finally:
         await connection.close()
+
+
+@contextmanager
+def impatient(connection: RedisConnection, deadline: float = 0.2) -> Iterator[None]:
+    """Little patience for the time of a block, in which Redis says nothing by construction."""
+    patient, connection._deadline = connection._deadline, deadline
+    try:
+        yield
+    finally:
+        connection._deadline = patient
 
 
 @asynccontextmanager
@@ -53,6 +66,7 @@ async def slow_line(address: str, delay: float) -> AsyncIterator[tuple[str, list
     """A line to Redis on which every answer takes a while: its address, and who has called so far."""
     host, _, port = address.rpartition(":")
     callers: list[asyncio.StreamWriter] = []
+    serving: set[asyncio.Task[None]] = set()
 
     async def carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: float) -> None:
         while chunk := await source.read(65_536):
@@ -61,11 +75,14 @@ async def slow_line(address: str, delay: float) -> AsyncIterator[tuple[str, list
         target.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        redis_reader, redis_writer = await asyncio.open_connection(host, int(port))
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
         callers.append(writer)
+        redis_reader, redis_writer = await asyncio.open_connection(host, int(port))
         try:
             await asyncio.gather(carry(reader, redis_writer, 0), carry(redis_reader, writer, delay))
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # a server complains of those that end otherwise
             pass
         finally:
             redis_writer.transport.abort()
@@ -77,4 +94,7 @@ async def slow_line(address: str, delay: float) -> AsyncIterator[tuple[str, list
         server.close()
         for caller in callers:
             caller.transport.abort()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
         await server.wait_closed()

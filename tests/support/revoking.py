@@ -1,5 +1,6 @@
 """The gateway's side of revocations in one mode: identity behind it, a bus beside it, and what it knows."""
 
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ from tests.support.clocks import START
 from tests.support.databases import Location
 from tests.support.identity import SECRET, IdentityWorld
 
-ALICE = "00000000-0000-4000-8000-00000000a11c"
+ALICE = str(uuid.uuid4())
+"""Another in every process: what is said of her goes to an exchange that all of them share."""
 LATER = START + timedelta(days=1)
 
 
@@ -64,7 +66,7 @@ class Door:
     stack: AsyncExitStack
     revocations: Revocations = field(default_factory=Revocations)
 
-    def watch(self, *, bus: EventBus | None = None, alone: bool = False, **seconds: float) -> RevocationWatch:
+    def watch(self, *, bus: EventBus | None = None, alone: bool = False, **seconds: Any) -> RevocationWatch:
         """A watch that in the time of a test looks by itself only where it is told to."""
         chosen = None if alone else bus or self.bus
         return RevocationWatch(self.services, chosen, self.revocations, self.identity.clock, **seconds)

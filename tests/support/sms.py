@@ -38,7 +38,8 @@ from refract.services.sms.settings import SmsSettings
 from refract.services.sms.store.limits import keep_counts, read_limit
 from tests.support.databases import Location, open_database
 from tests.support.http import Answer, Client, running
-from tests.support.redis_twins import connected
+from tests.support.redis_twins import PATIENT, connected
+from tests.support.waiting import eventually
 from tests.support.worlds import buses_beside
 
 SENT = (200, "Message Sent Successfully")
@@ -308,6 +309,7 @@ async def sms_world(
     fast_path: bool = True,
     redis: str | None = None,
     kafka: str | None = None,
+    redis_deadline: float = PATIENT,
 ) -> AsyncIterator[SmsWorld]:
     """A world on an empty database; `redis` and `kafka` name others than the usual."""
     await migrate("sms", location)
@@ -325,9 +327,10 @@ async def sms_world(
             log: RecordLog = EmbeddedRecordLog(location.parent / "records.sqlite3")
         else:
             address = redis or request.getfixturevalue("redis_address")
-            state = DistributedStateStore(await stack.enter_async_context(connected(address, deadline=1.0)))
+            state = DistributedStateStore(await stack.enter_async_context(connected(address, deadline=redis_deadline)))
             log = in_kafka = KafkaLog(kafka or request.getfixturevalue("kafka_bootstrap"))
             await in_kafka.start()
+            await eventually(lambda: in_kafka._producer.away is None)
         records = Corner(log, f"test-{secrets.token_hex(4)}-")
         stack.push_async_callback(records.close)
         for topic in (OUTBOUND, NOTIFICATION_EVENTS):

@@ -55,7 +55,7 @@ def restarting(process: SmsProcess) -> Kill:
     """Kills the gateway in the midst of its sending, and starts it again."""
 
     async def kill() -> None:
-        await eventually(lambda: process.sent(processes=1), timeout=30)
+        await eventually(lambda: process.sent(processes=1), timeout=60)
         await asyncio.sleep(0.15)  # not just behind a line, when everything is in order
         await process.kill()
         await process.start()

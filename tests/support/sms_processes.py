@@ -20,7 +20,7 @@ from refract.apps.directory import SERVICES
 from refract.kernel.clock import SystemClock
 from refract.runtime.tokens import TokenSigner
 from refract.services.sms.api import OUTBOUND
-from tests.support.commands import Running, running
+from tests.support.commands import PATIENT, Running, running
 from tests.support.http import Answer, Client
 from tests.support.ledger import Ledger
 from tests.support.load import PAUSE, Load
@@ -51,6 +51,7 @@ class SmsProcess(ABC):
             address=f"http://127.0.0.1:{self.port}",
             folder=self.folder / f"sms-{self.port}-{len(self.processes)}",
             variables=self._variables() | self.changes,
+            command=PATIENT,
         )
         self.processes.append(await asyncio.to_thread(self._process.enter_context, entering))
 
@@ -221,7 +222,7 @@ async def started(*processes: Any) -> AsyncIterator[Any]:
 
 
 def _fetch(path: Path, query: str) -> list[Any]:
-    connection = sqlite3.connect(path, timeout=10)
+    connection = sqlite3.connect(path, timeout=30)
     try:
         return connection.execute(query).fetchall()
     finally:

@@ -8,14 +8,15 @@ import pytest
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
-from refract.services.links.redirect import clicks
+from refract.services.links.redirect import clicks, shelter
 
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done again and again is done more often, and a commit on a slow disk is not given up and made twice."""
+    """What is done again and again is done more often; a slow disk is waited for, and nothing shed or made twice."""
     monkeypatch.setattr(clicks, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 60.0)
+    monkeypatch.setattr(shelter, "SPOOL_TIMEOUT", 60.0)
 
 
 @pytest.fixture

@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from refract.apps.directory import SERVICES
+from tests.support.databases import administer
 from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.packages import MissingSoftware
 from tests.support.servers.selection import configured, environment, in_use
 from tests.support.servers.server import ServerError
 
-SECONDS_TO_START = 30.0
-SECONDS_TO_STOP = 15.0
+SECONDS_TO_START = 90.0
+SECONDS_TO_STOP = 40.0
 
 
 @dataclass
@@ -99,12 +100,8 @@ async def create_databases(dsn: str, prefix: str) -> dict[str, str]:
 
 async def drop_databases(dsn: str, databases: Mapping[str, str]) -> None:
     """Remove what was created; whoever is connected is cut off."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        for database in databases.values():
-            await connection.execute(f'DROP DATABASE "{urlsplit(database).path[1:]}" WITH (FORCE)')
-    finally:
-        await connection.close()
+    names = [urlsplit(database).path[1:] for database in databases.values()]
+    await administer(dsn, *(f'DROP DATABASE "{name}" WITH (FORCE)' for name in names))
 
 
 @contextmanager
@@ -140,7 +137,7 @@ def inherited() -> dict[str, str]:
 
 def health(address: str) -> str:
     """The body of /health."""
-    with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:
+    with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
         return str(answer.read().decode())
 
 

@@ -32,12 +32,14 @@ def main() -> None:
     time.monotonic_ns = lambda: right["monotonic_ns"]() + round(wrong_by * 1e9)
     from refract.apps import cli  # noqa: PLC0415
     from refract.kernel.clock import SystemClock  # noqa: PLC0415
+    from tests.support.patient_command import be_patient  # noqa: PLC0415
 
     def now(_: SystemClock) -> datetime:
         return datetime.fromtimestamp(time.time(), UTC)
 
     SystemClock.now = now  # type: ignore[method-assign, assignment]
     signal.signal(signal.SIGUSR1, turn_on)
+    be_patient()
     cli.main()
 
 

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import secrets
-import time
 from collections import Counter
 
 import pytest
@@ -68,13 +67,6 @@ def test_chance_comes_from_the_system_and_not_from_the_random_module() -> None:
     assert not any(module.split(".")[0] in {"random", "numpy"} for module in imported)
 
 
-def test_a_hundred_thousand_codes_take_less_than_a_second() -> None:
-    started = time.process_time()
-    for _ in range(100_000):
-        random_code()
-    assert time.process_time() - started < 1
-
-
 @pytest.mark.parametrize("word", ["metrics", "Shorten", "SUPPORT"])
 def test_a_draw_that_spells_a_reserved_word_is_drawn_again(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = iter([decode_base62(word), decode_base62(word), 61])
@@ -82,7 +74,7 @@ def test_a_draw_that_spells_a_reserved_word_is_drawn_again(word: str, monkeypatc
     assert random_code() == "000000Z"
 
 
-def test_small_draws_are_filled_up_and_the_draw_spans_all_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_draws_are_filled_up_and_one_draw_spans_all_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
 
     def lowest(limit: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 from refract.kernel.errors import Unavailable
 from refract.runtime import together
 from refract.runtime.together import Together
+from tests.support.waiting import eventually
 
 
 async def test_what_waits_while_one_is_written_is_the_next_batch_in_its_order() -> None:
@@ -50,7 +51,7 @@ async def test_whoever_comes_just_when_a_writer_leaves_is_written_too() -> None:
             await asyncio.sleep(0)
         return await line.add(steps)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await asyncio.gather(*(come_late(steps) for steps in range(8))) == list(range(8))
     assert await first == 0
 
@@ -83,7 +84,7 @@ async def test_what_nobody_waits_for_any_more_when_its_turn_comes_is_not_written
 
     line = Together("test", write, at_once=2, writers=1)
     tasks = [asyncio.create_task(line.add(number)) for number in range(8)]
-    await asyncio.sleep(0.01)
+    await eventually(lambda: written == [0, 1])
     for number in (1, 3, 4, 5, 6):
         tasks[number].cancel()
     gate.set()
@@ -93,19 +94,20 @@ async def test_what_nobody_waits_for_any_more_when_its_turn_comes_is_not_written
 
 async def test_a_line_has_an_end_and_whoever_comes_behind_it_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "LONGEST_LINE", 3)
-    gate = asyncio.Event()
+    gate, begun = asyncio.Event(), asyncio.Event()
 
     async def write(items: Sequence[int]) -> Sequence[int]:
+        begun.set()
         await gate.wait()
         return items
 
     line = Together("test", write, at_once=1, writers=1)
     tasks = [asyncio.create_task(line.add(0))]
-    await asyncio.sleep(0.01)
+    await begun.wait()
     tasks += [asyncio.create_task(line.add(number)) for number in range(1, 4)]
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # one turn, in which each of them takes its place
     with pytest.raises(Unavailable, match="3 wait already"):
-        await asyncio.wait_for(line.add(4), 5)
+        await asyncio.wait_for(line.add(4), 60)
     gate.set()
     assert await asyncio.gather(*tasks) == [0, 1, 2, 3]
     assert await line.add(5) == 5

@@ -102,6 +102,10 @@ def test_accepts_every_secret_during_a_rotation() -> None:
         ({"gen": True}, "not a generation"),
         ({"gen": -1}, "not a generation"),
         ({"gen": [1]}, "not a generation"),
+        ({"api_key": "1"}, "not an api key"),
+        ({"api_key": 1.0}, "not an api key"),
+        ({"api_key": True}, "not an api key"),
+        ({"api_key": -1}, "not an api key"),
         ({"exp": None}, "no exp"),
         ({"exp": True}, "no exp"),
         ({"exp": str(NOW + 100)}, "no exp"),
@@ -117,7 +121,7 @@ def test_refuses_claims_that_do_not_hold(changes: dict[str, Any], reason: str) -
     assert refusal(sign(claims)) == reason
 
 
-@pytest.mark.parametrize("claim", ["role", "gen", "jti", "email"])
+@pytest.mark.parametrize("claim", ["role", "gen", "jti", "email", "api_key"])
 def test_a_claim_that_is_null_is_not_one_that_is_missing(claim: str) -> None:
     assert refusal(sign({**CLAIMS, claim: None}))
 

@@ -18,8 +18,9 @@ Generated from the code by `make api`; a test compares the two. Each service als
 `/docs/openapi.json`.
 
 Paths are those of the gateway, where everybody enters; a service itself knows them without `/api` or `/api/auth`. A
-token goes into the header `Authorization: Bearer <token>`, or a browser has it in a cookie. Bodies are JSON, and every
-error is `{"error": "<message>"}`.
+token goes into the header `Authorization: Bearer <token>`, or a browser has it in a cookie. A program may come with an
+API key in that header, or in `X-API-Key`, where the key's scopes are enough. Bodies are JSON, and every error is
+`{"error": "<message>"}`.
 """
 _METHODS = ("get", "post", "put", "patch", "delete")
 _TOKENS = {
@@ -56,8 +57,11 @@ class Operation:
 
     @property
     def token(self) -> str:
-        """Whether a token is needed."""
-        return _TOKENS[self.routes[0].token] if self.routes else ""
+        """Whether a token is needed, and which key does instead."""
+        if not self.routes:
+            return ""
+        route = self.routes[0]
+        return f"{_TOKENS[route.token]}, or a key with `{route.scope}`" if route.scope else _TOKENS[route.token]
 
 
 def render_page(documents: Mapping[str, Document]) -> str:

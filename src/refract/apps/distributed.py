@@ -34,6 +34,7 @@ from refract.runtime.telemetry import configure_logging
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.api import TARGETS, WIRE_NAME
+from refract.services.gateway.domain.keys import KnownKeys
 from refract.services.gateway.domain.limits import RouteLimits
 from refract.services.gateway.domain.revocations import Revocations
 from refract.services.gateway.http import Limits
@@ -119,7 +120,7 @@ async def _run_gateway(
     place: Place | None,
 ) -> None:
     metrics, clock = Metrics(), SystemClock()
-    services, revocations = Proxy(targets.urls), Revocations()
+    services, revocations, known_keys = Proxy(targets.urls), Revocations(), KnownKeys(clock)
     async with Supervisor() as supervisor:
         redis = await _open_redis(supervisor, engines.redis)
         bus = await _open_bus(supervisor, engines.rabbitmq_url)
@@ -127,6 +128,7 @@ async def _run_gateway(
             services,
             tokens=TokenVerifier(settings.jwt_secrets, clock),
             revocations=revocations,
+            known_keys=known_keys,
             breakers=Breakers(TARGETS, clock, metrics),
             limits=None if redis is None else Limits(DistributedRateLimiter(redis), limits),
             base_url=targets.base_url,
@@ -137,9 +139,10 @@ async def _run_gateway(
             trusted_proxies=settings.trusted_proxies,
         )
         await supervisor.start("proxy", _nothing_to_start, gateway.stop)
-        watch = RevocationWatch(services, bus, revocations, clock)
+        watch = RevocationWatch(services, bus, revocations, clock, keys=known_keys)
         await supervisor.unless_stopping(watch.begin())
         supervisor.watch(f"{WIRE_NAME} revocations", watch.run)
+        supervisor.watch(f"{WIRE_NAME} uses of keys", gateway.keys.run)
         await listen(
             supervisor,
             WIRE_NAME,

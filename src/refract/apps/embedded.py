@@ -33,6 +33,7 @@ from refract.runtime.tokens import TokenVerifier
 from refract.services.analytics.api import NAME as ANALYTICS
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.api import PORT, WIRE_NAME
+from refract.services.gateway.domain.keys import KnownKeys
 from refract.services.gateway.domain.limits import RouteLimits
 from refract.services.gateway.domain.revocations import Revocations
 from refract.services.gateway.http import Limits
@@ -71,7 +72,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     # Both make their files when they are first needed, which for most instances is never.
     state, records = EmbeddedStateStore(directory.state, clock), EmbeddedRecordLog(directory.records, clock, metrics)
     extras = Extras(cache, limits.limiter, settings.jwt_secrets[0], state)
-    tokens, revocations = TokenVerifier(settings.jwt_secrets, clock), Revocations()
+    tokens, revocations, known_keys = TokenVerifier(settings.jwt_secrets, clock), Revocations(), KnownKeys(clock)
     async with Supervisor() as supervisor:
         bus = await supervisor.open("bus", EmbeddedBus.open(directory.bus))
         await supervisor.start("state", _nothing_to_start, lambda _: state.close())
@@ -92,6 +93,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             services,
             tokens=tokens,
             revocations=revocations,
+            known_keys=known_keys,
             limits=limits,
             base_url=environment.text("BASE_URL", defaults.base_url),
             redirects=inside.redirects and inside.redirects.at_gateway(limits.admission()),
@@ -101,9 +103,10 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             trusted_proxies=settings.trusted_proxies,
         )
         await supervisor.start("gateway", _nothing_to_start, gateway.stop)
-        watch = RevocationWatch(services, bus, revocations, clock)
+        watch = RevocationWatch(services, bus, revocations, clock, keys=known_keys)
         await supervisor.unless_stopping(watch.begin())
         supervisor.watch(f"{WIRE_NAME} revocations", watch.run)
+        supervisor.watch(f"{WIRE_NAME} uses of keys", gateway.keys.run)
         await listen(
             supervisor,
             WIRE_NAME,

@@ -71,6 +71,7 @@ class HttpServer:
         self._letting_in = False
         self._entering: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._swept_at = 0.0
         self._shared: Shared | None = None
         self._warned_at = -WARNING_PAUSE
         self.closed = False
@@ -84,7 +85,8 @@ class HttpServer:
         """Return when connections are accepted; an address that cannot be had is Misconfigured."""
         loop = asyncio.get_running_loop()
         self._config.load()
-        self._shared = shared = Shared(self._limits, self._fast_path, loop.time(), self._on_refusal)
+        self._swept_at = loop.time()
+        self._shared = shared = Shared(self._limits, self._fast_path, self._swept_at, self._on_refusal)
 
         try:
             if self._sockets is None:
@@ -112,6 +114,7 @@ class HttpServer:
         for connection in self._open_connections():
             connection.shutdown()
         await self._emptied(min(LAST_CALL_SECONDS, grace - reserve))
+        await asyncio.sleep(0)  # if we stood still meanwhile, what has come is read first
         for connection in self._open_connections():
             connection.close_if_idle()
         await self._emptied(deadline - asyncio.get_running_loop().time())
@@ -190,12 +193,17 @@ class HttpServer:
         return [connection for connection in self._state.connections if isinstance(connection, Connection)]
 
     def _sweep(self, shared: Shared) -> None:
-        """Once in a while set the clock and the date, and look for connections that are over their time."""
+        """Once in a while set the clock and the date, and look for connections that are over their time.
+
+        Time in which we stood still ourselves is held against nobody: it is then that what a client sent was not read.
+        """
         limits = self._limits
         interval = max(0.02, min(1.0, limits.receive / 4, limits.send / 4, limits.idle / 4))
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(interval, self._sweep, shared)
-        shared.now = loop.time()
+        now = loop.time()
+        shared.now += min(now - self._swept_at, 2 * interval)
+        self._swept_at = now
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         for connection in self._open_connections():
             connection.check_deadlines(shared.now, interval)

@@ -56,6 +56,8 @@ class Claims:
     token_id: str = ""
     role: Role = "user"
     generation: int = 0
+    api_key: int | None = None
+    """The id of the API key that stands behind it: its owner is not there, and has not signed in."""
 
     @property
     def is_administrator(self) -> bool:
@@ -79,10 +81,19 @@ class TokenSigner:
         (self._key,) = _keys([secret])
         self._clock = clock
 
-    def sign(self, subject: str, email: str, *, role: Role = "user", generation: int = 0) -> Signed:
-        """A token that lives for 24 hours to the second; role and generation are left out when they say nothing."""
+    def sign(
+        self,
+        subject: str,
+        email: str,
+        *,
+        role: Role = "user",
+        generation: int = 0,
+        api_key: int | None = None,
+        lifetime: timedelta = LIFETIME,
+    ) -> Signed:
+        """A token that lives for 24 hours to the second, unless told otherwise; what says nothing is left out."""
         issued_at = int(self._clock.now().timestamp())
-        expires_at = issued_at + int(LIFETIME.total_seconds())
+        expires_at = issued_at + int(lifetime.total_seconds())
         token_id = str(uuid_utils.uuid4())
         claims: dict[str, Any] = {
             "sub": subject,
@@ -96,6 +107,8 @@ class TokenSigner:
             claims["role"] = role
         if generation:
             claims["gen"] = generation
+        if api_key is not None:
+            claims["api_key"] = api_key
         token = jwt.encode({"alg": ALGORITHM, "typ": "JWT"}, claims, self._key, registry=_REGISTRY)
         return Signed(token, token_id, datetime.fromtimestamp(expires_at, UTC))
 
@@ -147,11 +160,13 @@ class TokenVerifier:
             raise TokenRefused("no subject")
         if not isinstance(email, str) or not isinstance(token_id, str):
             raise TokenRefused("claims of the wrong type")
-        role, generation = payload.get("role", "user"), payload.get("gen", 0)
+        role, generation, api_key = payload.get("role", "user"), payload.get("gen", 0), payload.get("api_key")
         if not isinstance(role, str) or role not in _ROLES:
             raise TokenRefused("unknown role")
-        if not isinstance(generation, int) or isinstance(generation, bool) or generation < 0:
+        if not _is_count(generation):
             raise TokenRefused("not a generation")
+        if "api_key" in payload and not _is_count(api_key):
+            raise TokenRefused("not an api key")
         issued_at, expires_at = _moment(payload, "iat"), _moment(payload, "exp")
         now = self._clock.now()
         if expires_at <= now:
@@ -160,7 +175,7 @@ class TokenVerifier:
             raise TokenRefused("issued in the future")
         if "nbf" in payload and (_moment(payload, "nbf") - now).total_seconds() > CLOCK_SKEW_SECONDS:
             raise TokenRefused("not valid yet")
-        return Claims(subject, email, issued_at, expires_at, token_id, cast(Role, role), generation)
+        return Claims(subject, email, issued_at, expires_at, token_id, cast(Role, role), generation, api_key)
 
 
 def _keys(secrets: Sequence[str]) -> list[OctKey]:
@@ -180,6 +195,10 @@ def bearer_token(header: str | None) -> str | None:
     if header is None or not header.startswith("Bearer "):
         return None
     return header.removeprefix("Bearer ") or None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _moment(payload: dict[str, Any], claim: str) -> datetime:

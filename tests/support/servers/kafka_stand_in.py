@@ -16,9 +16,9 @@ from refract.services.sms.api import NOTIFICATION_EVENTS, OUTBOUND
 def main(file: Path) -> None:
     """Serve one broker of the mock."""
     owner = Producer({"test.mock.num.brokers": 1, "allow.auto.create.topics": True})
-    [broker] = owner.list_topics(timeout=10).brokers.values()
+    [broker] = owner.list_topics(timeout=30).brokers.values()
     for topic in (OUTBOUND, NOTIFICATION_EVENTS):
-        made = owner.list_topics(topic.name, timeout=10).topics[topic.name]  # whoever asks for one gets it
+        made = owner.list_topics(topic.name, timeout=30).topics[topic.name]  # whoever asks for one gets it
         assert len(made.partitions) == topic.partitions
     draft = file.with_suffix(".new")
     draft.write_text(f"{broker.host}:{broker.port}")

@@ -6,6 +6,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 from signal import SIGINT, SIGQUIT
@@ -13,7 +14,7 @@ from signal import SIGINT, SIGQUIT
 import asyncpg
 
 from tests.support.servers.process import OwnedProcess
-from tests.support.servers.server import Server, ServerError
+from tests.support.servers.server import SECONDS_TO_STOP, Server, ServerError
 
 ROLE = "refract"
 
@@ -39,6 +40,12 @@ async def _server_version(address: str) -> str:
         return str(await connection.fetchval("SHOW server_version"))
     finally:
         await connection.close()
+
+
+def _attached(segment: str) -> bool:
+    """Whether a process uses this segment of shared memory."""
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return any(row[1] == segment and row[6] != "0" for row in rows)
 
 
 class PostgreSQL(Server):
@@ -111,6 +118,7 @@ class PostgreSQL(Server):
             raise self._failure("could not make its data folder")
 
     def _launch(self) -> OwnedProcess:
+        self._wait_for_orphans()
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -121,6 +129,16 @@ class PostgreSQL(Server):
         for key, value in settings.items():
             command += ["-c", f"{key}={value}"]
         return OwnedProcess(command, folder=self.folder, log=self.log, last_signal=self.last_signal, user=self._user())
+
+    def _wait_for_orphans(self) -> None:
+        """After a kill the server's children live until they notice it, and while one of them does none starts."""
+        try:
+            _, segment = (self.folder / "data" / "postmaster.pid").read_text().splitlines()[6].split()
+        except (FileNotFoundError, IndexError, ValueError):
+            return
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        while _attached(segment) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _ready(self) -> bool:
         question = [self._program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]

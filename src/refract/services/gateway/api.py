@@ -14,6 +14,9 @@ Token = Literal["none", "optional", "required", "administrator"]
 """Whether a route wants a token: not looked at; checked where one is sent; demanded; demanded of an administrator, or
 as an API key with the scope for it (decision 17)."""
 
+KeyScope = Literal["links:read", "links:write", "stats:read", "notifications:read", "sms:send"]
+"""What an API key may be allowed to do."""
+
 CountedBy = Literal["address", "user", "key"]
 
 
@@ -37,8 +40,9 @@ API_KEY = Limit("api_key", "key")
 class Route:
     """One row: what the public sees, where it goes, its rate limit, and whether the target's breaker may refuse it.
 
-    `own_origin`: it signs somebody in, and so another site must not send a browser there. `streams`: its answer may
-    last for hours, and is not counted among the requests in flight.
+    `scope` is what an API key needs here; without one no key is let in. `own_origin`: it signs somebody in, and so
+    another site must not send a browser there. `streams`: its answer may last for hours, and is not counted among the
+    requests in flight.
     """
 
     methods: tuple[str, ...]
@@ -48,6 +52,7 @@ class Route:
     token: Token
     limit: Limit | None
     breaker: bool
+    scope: KeyScope | None = None
     own_origin: bool = False
     streams: bool = False
 
@@ -73,12 +78,13 @@ _PREFIXES = (("/api/auth/", "/"), ("/api/sms/", "/api/"), ("/api/", "/"), ("/r/"
 """What the public path begins with, and what the target's does instead: the first that fits."""
 
 
-def _route(
+def _route(  # noqa: PLR0913  # a row has so many columns
     methods: tuple[str, ...] | str,
     path: str,
     target: str,
     token: Token = "required",  # noqa: S107 - a word of the table, not a secret
     *,
+    scope: KeyScope | None = None,
     limit: Limit | None = None,
     breaker: bool = True,
     own_origin: bool = False,
@@ -87,7 +93,7 @@ def _route(
     public, inner = next(((old, new) for old, new in _PREFIXES if path.startswith(old)), ("", ""))
     forward = inner + path.removeprefix(public)
     allowed = (methods,) if isinstance(methods, str) else methods
-    return Route(allowed, path, target, forward, token, limit, breaker, own_origin, streams)
+    return Route(allowed, path, target, forward, token, limit, breaker, scope, own_origin, streams)
 
 
 SESSION_COOKIE = "refract_session"
@@ -97,23 +103,25 @@ ROUTES: tuple[Route, ...] = (
     # Links. A short link has two addresses; /r/ is the specification's, the bare one is what people share.
     _route(GET, "/{code}", "links", "none", limit=REDIRECT),
     _route(GET, "/r/{code}", "links", "none", limit=REDIRECT),
-    _route("POST", "/api/shorten", "links", limit=SHORTEN),
-    _route("POST", "/api/shorten/bulk", "links", limit=BULK),
-    _route(GET, "/api/urls", "links"),
-    _route((*GET, "PATCH", "DELETE"), "/api/urls/{code}", "links"),
-    _route(GET, "/api/urls/{code}/qr.svg", "links"),
-    _route(GET, "/api/urls/{code}/qr.png", "links"),
+    _route("POST", "/api/shorten", "links", scope="links:write", limit=SHORTEN),
+    _route("POST", "/api/shorten/bulk", "links", scope="links:write", limit=BULK),
+    _route(GET, "/api/urls", "links", scope="links:read"),
+    _route(GET, "/api/urls/{code}", "links", scope="links:read"),
+    _route(("PATCH", "DELETE"), "/api/urls/{code}", "links", scope="links:write"),
+    _route(GET, "/api/urls/{code}/qr.svg", "links", scope="links:read"),
+    _route(GET, "/api/urls/{code}/qr.png", "links", scope="links:read"),
     # Analytics. The first two are public, and the owner still reads them after a deletion (decision 12).
-    _route(GET, "/api/stats/{code}", "analytics", "optional"),
-    _route(GET, "/api/stats/{code}/timeline", "analytics", "optional"),
-    _route(GET, "/api/stats/{code}/series", "analytics"),
-    _route(GET, "/api/stats/{code}/breakdown", "analytics"),
-    _route(GET, "/api/stats/{code}/visitors", "analytics"),
-    _route(GET, "/api/stats/{code}/clicks", "analytics"),
-    _route(GET, "/api/stats/{code}/export", "analytics", streams=True),
-    _route(GET, "/api/stats/{code}/live", "analytics", streams=True),
-    _route(GET, "/api/stats/summary", "analytics"),
+    _route(GET, "/api/stats/{code}", "analytics", "optional", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/timeline", "analytics", "optional", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/series", "analytics", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/breakdown", "analytics", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/visitors", "analytics", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/clicks", "analytics", scope="stats:read"),
+    _route(GET, "/api/stats/{code}/export", "analytics", scope="stats:read", streams=True),
+    _route(GET, "/api/stats/{code}/live", "analytics", scope="stats:read", streams=True),
+    _route(GET, "/api/stats/summary", "analytics", scope="stats:read"),
     # Identity. Signing in has neither limit nor breaker here: failures are counted by identity itself (decision 14).
+    # No key changes an account, nor makes another key: all of this takes a person.
     _route("POST", "/api/auth/register", "identity", "none", breaker=False),
     _route("POST", "/api/auth/login", "identity", "none", breaker=False, own_origin=True),
     _route("POST", "/api/auth/logout", "identity", breaker=False),
@@ -130,7 +138,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/api/subscriptions", "identity"),
     _route((*GET, "PATCH", "DELETE"), "/api/subscriptions/current", "identity"),
     # Notifications.
-    _route(GET, "/api/notifications", "notifications"),
+    _route(GET, "/api/notifications", "notifications", scope="notifications:read"),
     _route("POST", "/api/notifications/{id}/read", "notifications"),
     _route((*GET, "PUT"), "/api/preferences", "notifications"),
     # Projects.
@@ -142,7 +150,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/api/projects/{id}/retry", "projects"),
     # The SMS gateway, which has an /api of its own.
     _route("POST", "/api/sms/config", "sms", "administrator"),
-    _route("POST", "/api/sms/send", "sms", "administrator"),
+    _route("POST", "/api/sms/send", "sms", "administrator", scope="sms:send"),
     _route(GET, "/api/sms/audit", "sms", "administrator"),
     _route(GET, "/api/sms/audit/summary", "sms", "administrator"),
 )

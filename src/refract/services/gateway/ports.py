@@ -64,5 +64,9 @@ class Services(Protocol):
         """The body of a service's answer to a question of our own. Raises UnknownUpstream, or UpstreamFailed for
         everything but a whole answer with status 200."""
 
+    async def post(self, target: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Say something of our own to a service, in JSON, which it may hear twice: the status and the body of its
+        answer. Raises UnknownUpstream, or UpstreamFailed where no whole answer came."""
+
     async def close(self) -> None:
         """Give everything back."""

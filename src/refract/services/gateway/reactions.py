@@ -1,4 +1,4 @@
-"""What the gateway hears: tokens that were taken back, as it happens, and from identity what it may have missed."""
+"""What the gateway hears: tokens and keys that were taken back, as it happens, and from identity what it has missed."""
 
 import asyncio
 import logging
@@ -11,10 +11,11 @@ from refract.kernel.errors import PoisonMessage, RefractError, Unavailable
 from refract.kernel.events import PLATFORM_EXCHANGE, EventDecoder, Moment
 from refract.runtime.messages import Binding, Message
 from refract.runtime.ports import EventBus
+from refract.services.gateway.domain.keys import KnownKeys
 from refract.services.gateway.domain.revocations import Revocation, Revocations
 from refract.services.gateway.ports import Services
 from refract.services.identity.api import NAME as IDENTITY
-from refract.services.identity.api import UserRevoked
+from refract.services.identity.api import ApiKeyRevoked, UserRevoked
 
 logger = logging.getLogger("refract.gateway.revocations")
 
@@ -23,9 +24,9 @@ RELOAD_SECONDS = 60.0
 
 RETRY_SECONDS = 1.0
 
-BINDINGS = (Binding(PLATFORM_EXCHANGE, UserRevoked.routing_key()),)
+BINDINGS = tuple(Binding(PLATFORM_EXCHANGE, event.routing_key()) for event in (UserRevoked, ApiKeyRevoked))
 
-_events = EventDecoder(UserRevoked)
+_events = EventDecoder(UserRevoked, ApiKeyRevoked)
 
 
 class _Listed(Struct, frozen=True):
@@ -44,7 +45,10 @@ _pages = msgspec.json.Decoder(_Page)
 
 
 class RevocationWatch:
-    """Keeps the gateway's revocations as they are at identity. It never stops the door: what is known counts."""
+    """Keeps the gateway's revocations as they are at identity. It never stops the door: what is known counts.
+
+    Of `keys` nobody keeps a list: one that was revoked is forgotten, and after a gap all are, and asked for again.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class RevocationWatch:
         revocations: Revocations,
         clock: Clock,
         *,
+        keys: KnownKeys | None = None,
         reload_seconds: float = RELOAD_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
@@ -60,6 +65,7 @@ class RevocationWatch:
         self._bus = bus
         self._revocations = revocations
         self._clock = clock
+        self._keys = KnownKeys(clock) if keys is None else keys
         self._reload_seconds = reload_seconds
         self._retry_seconds = retry_seconds
         self._missed = asyncio.Event()
@@ -71,7 +77,7 @@ class RevocationWatch:
         if not self._begun:
             self._begun = True
             if self._bus is not None:
-                await self._bus.listen(BINDINGS, self._hear, self._missed.set)
+                await self._bus.listen(BINDINGS, self._hear, self._miss)
             await self.load()
 
     async def run(self) -> None:
@@ -114,15 +120,23 @@ class RevocationWatch:
             events = _events.decode(message.routing_key, message.body)
         except PoisonMessage as error:
             logger.warning("a revocation in a form that we do not know", extra={"reason": str(error)})
-            self._missed.set()
+            self._miss()
             return
         for event in events:
-            assert isinstance(event, UserRevoked)
-            self._apply(Revocation(event.user_id, event.until, event.token_id, event.generation))
+            if isinstance(event, ApiKeyRevoked):
+                self._keys.forget(event.key_hash)
+            else:
+                assert isinstance(event, UserRevoked)
+                self._apply(Revocation(event.user_id, event.until, event.token_id, event.generation))
+
+    def _miss(self) -> None:
+        self._missed.set()
+        self._keys.forget_all()
 
     def _apply(self, revocation: Revocation) -> None:
         before = self._revocations.all_dead_until
-        self._revocations.apply(revocation)
+        if self._revocations.apply(revocation) and not revocation.token_id:
+            self._keys.forget_user(revocation.user_id)
         if self._revocations.all_dead_until != before:
             until = self._revocations.all_dead_until.isoformat()
             logger.error("more revocations than there is room for; older tokens are refused", extra={"until": until})

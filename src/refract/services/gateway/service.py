@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from refract.kernel.clock import SystemClock
 from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application
 from refract.runtime.fast_path import FastPath
@@ -12,6 +13,7 @@ from refract.runtime.metrics import Metrics
 from refract.runtime.readiness import Check
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.domain.callers import Origins
+from refract.services.gateway.domain.keys import KnownKeys
 from refract.services.gateway.domain.revocations import Revocations
 from refract.services.gateway.http.counting import Counting, Limits
 from refract.services.gateway.http.dispatch import Checks
@@ -19,6 +21,7 @@ from refract.services.gateway.http.door import build_http
 from refract.services.gateway.http.fast import FastRefusals
 from refract.services.gateway.http.guarding import Breakers, Guard
 from refract.services.gateway.http.identifying import Callers
+from refract.services.gateway.http.keys import Keys
 from refract.services.gateway.http.places import CAPACITY, Places
 from refract.services.gateway.ports import Services
 
@@ -34,6 +37,7 @@ class Gateway:
 
     application: Application
     services: Services
+    keys: Keys
     fast_path: FastRefusals
 
     async def check_services(self) -> None:
@@ -47,8 +51,9 @@ class Gateway:
                 logger.warning("downstream health check failed on startup", extra={"upstream": place})
 
     async def stop(self, _seconds: float = 0.0) -> None:
-        """Log what was refused last, and close the connections to the services."""
+        """Log what was refused last, tell identity of the last uses of keys, and close the connections."""
         self.fast_path.flush()
+        await self.keys.stop()
         await self.services.close()
 
 
@@ -57,6 +62,7 @@ def build_gateway(  # noqa: PLR0913  # all that a gateway is made of
     *,
     tokens: TokenVerifier,
     revocations: Revocations | None = None,
+    known_keys: KnownKeys | None = None,
     breakers: Breakers | None = None,
     limits: Limits | None = None,
     capacity: int = CAPACITY,
@@ -71,13 +77,16 @@ def build_gateway(  # noqa: PLR0913  # all that a gateway is made of
 
     `redirects` are those of links in the same process, and `base_url` is one more address under which we are known.
     """
+    guard = Guard(services, breakers)
     checks = Checks(
         places=Places(capacity),
         callers=Callers(tokens, revocations, Origins(base_url)),
+        keys=Keys(guard, KnownKeys(SystemClock()) if known_keys is None else known_keys, tokens),
         counting=Counting(limits),
-        guard=Guard(services, breakers),
+        guard=guard,
     )
     application = build_http(
         checks, ready=ready or {}, metrics=metrics, show_metrics=show_metrics, trusted_proxies=trusted_proxies
     )
-    return Gateway(application, services, FastRefusals(checks, ClientAddresses(trusted_proxies), metrics, redirects))
+    fast_path = FastRefusals(checks, ClientAddresses(trusted_proxies), metrics, redirects)
+    return Gateway(application, services, checks.keys, fast_path)

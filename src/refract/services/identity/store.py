@@ -76,7 +76,7 @@ class Users:
 
     async def get(self, tx: Transaction, user_id: str) -> User:
         """The user with this id, locked, or NotFound."""
-        row = await tx.fetch_one(LOCK_USER, id=user_id) if _is_uuid(user_id) else None
+        row = await tx.fetch_one(LOCK_USER, id=user_id) if is_user_id(user_id) else None
         if row is None:
             raise NotFound
         return user_of(row)
@@ -109,8 +109,8 @@ def user_of(row: Row) -> User:
     return User(**{column: row[column] for column in COLUMNS})
 
 
-def _is_uuid(text: str) -> bool:
-    """PostgreSQL takes nothing else for an id, and a token of another instance may say anything."""
+def is_user_id(text: str) -> bool:
+    """Whether a text can be one: PostgreSQL takes nothing else, and a token of another instance may say anything."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:

@@ -173,6 +173,8 @@ class Connection(asyncio.Protocol):
         status, version = self._parser.get_status_code(), self._parser.get_http_version()
         if version not in _VERSIONS:
             raise Trouble("an answer in another HTTP")
+        if not status:
+            raise Trouble("an answer without a status")  # 000 would be taken for a head that is not here yet
         if 100 <= status < 200 and status != 101:
             self._headers.clear()  # not the answer yet
             self._framed = False

@@ -37,9 +37,19 @@ def head_of(method: bytes, target: bytes, host: bytes, lines: bytes) -> bytes:
 class Question:
     """A request in the bytes that go to a service: its head, and how the body is framed."""
 
-    __slots__ = ("body", "chunked", "head", "method", "streams")
+    __slots__ = ("body", "chunked", "head", "method", "repeatable", "streams")
 
-    def __init__(self, method: str, target: bytes, host: bytes, headers: Sequence[Header], first: Message) -> None:
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        host: bytes,
+        headers: Sequence[Header],
+        first: Message,
+        *,
+        harmless: bool = False,
+    ) -> None:
+        """`harmless`: it may be asked twice, whatever its method says."""
         if target.translate(None, _BREAKS) != target:
             raise Invalid("malformed request")
         self.method = method
@@ -51,6 +61,8 @@ class Question:
         elif self.body or method not in _REPEATABLE:
             length = b"%d" % len(self.body)
         self.chunked = self.streams and length is None
+        # A body that streams can be read once.
+        self.repeatable = (harmless or method in _REPEATABLE) and not self.streams
         fields = [field for field in headers if field[0] not in _FRAMING]
         if length is not None:
             fields.append((b"content-length", length))
@@ -64,12 +76,8 @@ class Question:
         question = cls.__new__(cls)
         question.method, question.head, question.body = method, head, b""
         question.streams = question.chunked = False
+        question.repeatable = method in _REPEATABLE
         return question
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether asking twice does no harm, and is possible: a body that streams can be read once."""
-        return self.method in _REPEATABLE and not self.streams
 
     def framed(self, piece: bytes) -> bytes:
         """A piece of the body as it is written."""

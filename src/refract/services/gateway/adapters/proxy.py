@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from refract.kernel.errors import RefractError
+from refract.runtime.correlation import current_correlation_id
 from refract.runtime.edge import Message, Receive, Scope, Send
 from refract.runtime.environment import without_credentials
 from refract.runtime.exchange import can_be_written
@@ -131,7 +132,20 @@ class Proxy:
         """Ask the service over HTTP; a question of our own is small, and gets no more time than a connection does."""
         pool = self._pool(target)
         where = _target(pool, {"raw_path": path.encode(), "query_string": urlencode(query).encode()})
-        question = Question("GET", where, pool.host, (), {})
+        status, body = await self._converse(pool, Question("GET", where, pool.host, (), {}))
+        if status != 200:
+            raise UpstreamFailed(f"status {status}")
+        return body
+
+    async def post(self, target: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Say something to the service over HTTP, in the same time."""
+        pool = self._pool(target)
+        headers = [(b"content-type", b"application/json"), (b"x-correlation-id", current_correlation_id().encode())]
+        where, first = pool.prefix + path.encode(), {"body": body}
+        return await self._converse(pool, Question("POST", where, pool.host, headers, first, harmless=True))
+
+    async def _converse(self, pool: Pool, question: Question) -> tuple[int, bytes]:
+        """Status and body of a whole answer to ourselves; raises UpstreamFailed."""
         exchange = Exchange({}, _patient, to_head=False, sent=True)
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -144,9 +158,7 @@ class Proxy:
                     connection.let_go(exchange)
         except (Trouble, OSError, Overstretched) as error:  # a TimeoutError is an OSError
             raise UpstreamFailed(_reason(error)) from error
-        if exchange.status != 200:
-            raise UpstreamFailed(f"status {exchange.status}")
-        return b"".join(pieces)
+        return exchange.status, b"".join(pieces)
 
     async def close(self) -> None:
         """Close every connection, and make no other."""

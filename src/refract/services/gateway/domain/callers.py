@@ -1,4 +1,4 @@
-"""Who calls, as far as header fields tell: a bearer token, or a browser's session and the site that uses it."""
+"""Who calls, as far as header fields tell: a token, an API key, or a browser's session and the site that uses it."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,16 @@ Header = tuple[bytes, bytes]
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing, and so it does not matter which site a browser sends them from."""
 
+KEY_BEGINNING = b"refract_"
+"""How every API key begins, and nothing else that comes as one or as a token."""
+
 _BEARER = b"Bearer "
 _SESSION = SESSION_COOKIE.encode()
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-_NOTABLE = _FRAMING | {b"authorization", b"cookie", b"host", b"origin", b"x-forwarded-host", b"x-forwarded-proto"}
+PROOFS = frozenset({b"authorization", b"cookie", b"x-api-key"})
+"""The fields in which somebody may show who calls."""
+
+_NOTABLE = _FRAMING | PROOFS | {b"host", b"origin", b"x-forwarded-host", b"x-forwarded-proto"}
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]{1,255}")
 _PORTS = {"http": b":80", "https": b":443"}
 
@@ -35,22 +41,25 @@ class SessionOver(Unauthenticated):
 
 
 class Caller(Struct, frozen=True, gc=False):
-    """Whom we know. `key_id` is that of the API key it came with, if it did; `session` the token of its cookie."""
+    """Whom we know. `key_id` is that of the API key it came with, if it did, and `sms_user_id` the one for whom it
+    sends messages; `token` is what services get in the place of a session or a key."""
 
     user_id: str = ""
     email: str = ""
     key_id: str = ""
-    session: str = ""
+    token: str = ""
+    sms_user_id: str = ""
 
 
 NOBODY = Caller()
 
 
 class Offer(Struct, frozen=True, gc=False):
-    """A token as it was sent; an empty one is none of ours, such as another scheme's, or one of several."""
+    """A token or a key as it was sent; an empty one is none of ours, such as another scheme's, or one of several."""
 
     token: str
     is_session: bool = False
+    is_key: bool = False
 
 
 class Asked(Struct, gc=False):
@@ -81,16 +90,25 @@ class Asked(Struct, gc=False):
         return not _FRAMING.isdisjoint(self.fields)
 
     def offer(self) -> Offer | None:
-        """The token of the Authorization header, or else that of the session; None where there is neither."""
+        """What Authorization or X-API-Key holds, or else the token of the session; None where there is nothing."""
         authorization = self.fields.get(b"authorization")
+        if b"x-api-key" in self.fields and (keys := self._keys()):
+            # Whoever shows two different proofs has to say which one is meant.
+            alone = len(keys) == 1 and all(sent == _BEARER + keys[0] for sent in authorization or ())
+            return Offer(keys[0].decode("latin-1") if alone else "", is_key=True)
         if authorization is not None:
             only = authorization[0] if len(authorization) == 1 else b""
-            return Offer(only[len(_BEARER) :].decode("latin-1") if only.startswith(_BEARER) else "")
+            token = only[len(_BEARER) :] if only.startswith(_BEARER) else b""
+            return Offer(token.decode("latin-1"), is_key=token.startswith(KEY_BEGINNING))
         sessions = [token for cookie in self.fields.get(b"cookie", ()) for token in _sessions(cookie) if token]
         if not sessions:
             return None
         # Another site under our domain can add a cookie of the same name, and none says where it is from.
         return Offer(sessions[0].decode("latin-1") if len(sessions) == 1 else "", is_session=True)
+
+    def _keys(self) -> list[bytes]:
+        """The keys that came in a field of their own, each once. What begins in another way is not for us."""
+        return [key for key in dict.fromkeys(self.fields[b"x-api-key"]) if key.startswith(KEY_BEGINNING)]
 
     def believe(self) -> None:
         """Take scheme and host from what a proxy says that we trust: it knows how the client came.

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 from refract.kernel.errors import Invalid, Kind, RefractError
-from refract.services.gateway.domain.callers import NOBODY, Caller, without_session
+from refract.services.gateway.domain.callers import KEY_BEGINNING, NOBODY, Caller, without_session
 
 Header = tuple[bytes, bytes]
 
@@ -63,7 +63,8 @@ _HOP_BY_HOP = frozenset(
 
 _NOT_ANSWERED = _HOP_BY_HOP | {b"date"}
 _NEVER_NAMED = frozenset({b"authorization", b"close", b"keep-alive"})
-_ONLY_OURS = frozenset({b"forwarded", b"host", b"x-correlation-id", b"x-real-ip"})
+_ONLY_OURS = frozenset({b"forwarded", b"host", b"x-api-key", b"x-correlation-id", b"x-real-ip", b"x-sms-user-id"})
+"""An API key is here because it goes no further: services get its owner's token."""
 _ONLY_OURS_PREFIXES = (b"x-forwarded-", b"x-user-")
 
 # Frameworks fold `_`, and some fold more, into `-`: every spelling that could be read as ours counts as ours.
@@ -78,7 +79,7 @@ def forwarded_headers(
     """A request's headers as a service gets them: the client's own, and ours in place of any that pretended to be."""
     correlated = (b"x-correlation-id", correlation_id.encode())
     way = way_fields(client, scheme, host)
-    return [*own_fields(sent), *session_fields(caller), correlated, *way, *caller_fields(caller)]
+    return [*own_fields(sent), *token_fields(caller), correlated, *way, *caller_fields(caller)]
 
 
 def own_fields(sent: Iterable[Header]) -> list[Header]:
@@ -89,6 +90,9 @@ def own_fields(sent: Iterable[Header]) -> list[Header]:
         match _fate(field[0]):
             case "passes":
                 headers.append(field)
+            case "authorization":
+                if KEY_BEGINNING not in field[1]:
+                    headers.append(field)
             case "cookie":
                 if cookie := without_session(field[1]):
                     headers.append((field[0], cookie))
@@ -99,9 +103,9 @@ def own_fields(sent: Iterable[Header]) -> list[Header]:
     return headers
 
 
-def session_fields(caller: Caller) -> list[Header]:
-    """The token of a browser's session, which services know as a bearer token."""
-    return [(b"authorization", b"Bearer " + caller.session.encode())] if caller.session else []
+def token_fields(caller: Caller) -> list[Header]:
+    """The token of somebody who came with a session or a key, which services know as a bearer token."""
+    return [(b"authorization", b"Bearer " + caller.token.encode())] if caller.token else []
 
 
 def way_fields(client: str, scheme: str, host: bytes) -> list[Header]:
@@ -116,7 +120,11 @@ def way_fields(client: str, scheme: str, host: bytes) -> list[Header]:
 
 def caller_fields(caller: Caller) -> list[Header]:
     """Whom we let in."""
-    fields = ((b"x-user-id", _said(caller.user_id)), (b"x-user-email", _said(caller.email)))
+    fields = (
+        (b"x-user-id", _said(caller.user_id)),
+        (b"x-user-email", _said(caller.email)),
+        (b"x-sms-user-id", caller.sms_user_id.encode()),
+    )
     return [field for field in fields if field[1]]
 
 
@@ -147,13 +155,15 @@ def _named_in(connection: bytes) -> set[bytes]:
 
 
 @lru_cache(maxsize=1024)
-def _fate(name: bytes) -> Literal["passes", "cookie", "connection", "dropped"]:
+def _fate(name: bytes) -> Literal["passes", "authorization", "cookie", "connection", "dropped"]:
     """What becomes of a client's field, whatever its value is."""
     folded = name.translate(_FOLDED)
     if folded == b"connection":
         return "connection"
     if folded == b"cookie":
         return "cookie"
+    if folded == b"authorization":
+        return "authorization"
     is_ours = folded in _HOP_BY_HOP or folded in _ONLY_OURS or folded.startswith(_ONLY_OURS_PREFIXES)
     return "dropped" if is_ours else "passes"
 

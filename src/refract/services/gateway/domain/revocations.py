@@ -42,8 +42,8 @@ class Revocations:
         """How many are known."""
         return len(self._known)
 
-    def apply(self, revocation: Revocation) -> None:
-        """Learn of one, for the first time or again."""
+    def apply(self, revocation: Revocation) -> bool:
+        """Learn of one, for the first time or again: whether that is news."""
         key = revocation.user_id, revocation.token_id
         known = self._known.get(key)
         if known is not None:
@@ -58,6 +58,7 @@ class Revocations:
         self._ending.setdefault(_minute(revocation.until), set()).add(key)
         while len(self._known) > self._limit:
             self._give_way()
+        return known is None or known.generation < revocation.generation
 
     def forget(self, now: datetime) -> None:
         """Let go of those whose time is over."""

@@ -16,6 +16,7 @@ from refract.services.gateway.domain.headers import Header, UnknownUpstream, for
 from refract.services.gateway.http.counting import Counting
 from refract.services.gateway.http.guarding import Guard
 from refract.services.gateway.http.identifying import Callers, oddity
+from refract.services.gateway.http.keys import Keys
 from refract.services.gateway.http.places import Place, Places
 from refract.services.gateway.http.refusing import fields_of, refuse, status_of
 from refract.services.gateway.http.rows import find_row
@@ -29,6 +30,7 @@ class Checks:
 
     places: Places
     callers: Callers
+    keys: Keys
     counting: Counting
     guard: Guard
 
@@ -59,12 +61,13 @@ class Dispatch:
     async def _serve(self, match: Match, scope: Scope, asked: Asked, receive: Receive, send: Send) -> None:
         route, checks = match.route, self._checks
         place = Place(checks.places, route)
-        if asked.has_body:
-            place.look_for()
-        else:
+        place.look_for()
+        caller = checks.callers.identify(route, scope["method"], asked)
+        if caller is None:
+            caller = await checks.keys.identify(route, asked)  # who waits for identity takes no place of the target
+        if not asked.has_body:
             place.take()
         try:
-            caller = checks.callers.identify(route, scope["method"], asked)
             fields = await checks.counting.count(route, caller, scope["state"]["client_address"])
             send = adding(fields, send)
             try:

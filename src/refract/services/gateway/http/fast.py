@@ -12,7 +12,7 @@ from refract.runtime.heads import LAST_FIELD, STATUS_LINES, Dates
 from refract.runtime.metrics import Metrics
 from refract.runtime.request_log import RequestLog
 from refract.services.gateway.api import WIRE_NAME, Route
-from refract.services.gateway.domain.callers import NOBODY, Asked, Caller
+from refract.services.gateway.domain.callers import NOBODY, PROOFS, Asked, Caller
 from refract.services.gateway.http.dispatch import Checks
 from refract.services.gateway.http.guests import Guest, offered_correlation_id
 from refract.services.gateway.http.passing import Carrier
@@ -22,7 +22,6 @@ from refract.services.gateway.http.rows import find_plain_row
 BUSY_PAUSE = 0.05
 """Seconds for which the answers are collected that say that there is no place."""
 
-_PROOFS = frozenset({b"authorization", b"cookie"})
 _DEMANDING = frozenset({"required", "administrator"})
 _READING = frozenset({b"GET", b"HEAD"})
 _LAST_FIELDS = LAST_FIELD + b"\r\n"
@@ -131,7 +130,7 @@ class FastRefusals(FastPath):
         """In the order of the application; where something cannot be told from here, what comes after it cannot."""
         if route.own_origin:
             return None
-        if route.token != "none" and any(name in _PROOFS for name, _ in headers):  # noqa: S105  # a word of the table
+        if route.token != "none" and any(name in PROOFS for name, _ in headers):  # noqa: S105  # a word of the table
             caller = self._caller(route, method, headers)
             return None if caller is None else self._refusal_to(caller, route, headers, peer)
         if route.token in _DEMANDING:
@@ -139,7 +138,7 @@ class FastRefusals(FastPath):
         return self._refusal_to(NOBODY, route, headers, peer)
 
     def _caller(self, route: Route, method: bytes, headers: Headers) -> Caller | None:
-        """Who calls, if it matters: where nothing is closed, the token would be looked at once more."""
+        """Who calls, if it matters and can be told: where nothing is closed, the token would be looked at once more."""
         if self._checks.guard.is_closed(route) or method not in _READING:
             return None
         try:

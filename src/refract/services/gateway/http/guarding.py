@@ -130,6 +130,25 @@ class Guard:
         answering = self._services.finish(errand, scope, witness.receive, witness.send)
         await self._watch(route, witness, scope, answering)
 
+    async def ask(self, target: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Ask a target something of our own: the status and the body of its answer.
+
+        Raises UnknownUpstream, UpstreamFailed or, where its breaker is open, CircuitOpen. The result counts there, too.
+        """
+        circuit = None if self._breakers is None else self._breakers.of(target)
+        ticket = 0 if circuit is None else circuit.enter()
+        result: Result = "undecided"
+        try:
+            status, answer = await self._services.post(target, path, body)
+            result = "success" if status < 500 else "failure"
+        except UpstreamFailed:
+            result = "failure"
+            raise
+        finally:
+            if circuit is not None:
+                circuit.settle(ticket, result)
+        return status, answer
+
     async def _watch(self, route: Route, witness: "_Witness", scope: Scope, answering: Awaitable[None]) -> None:
         try:
             await answering

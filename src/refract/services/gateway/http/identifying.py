@@ -28,8 +28,11 @@ class Callers:
         self._let_in: dict[str, None] = {}
         """Tokens that were good lately, the oldest first."""
 
-    def identify(self, route: Route, method: str, asked: Asked) -> Caller:
-        """Who calls, NOBODY where that is allowed; raises Unauthenticated, Forbidden or CrossOrigin."""
+    def identify(self, route: Route, method: str, asked: Asked) -> Caller | None:
+        """Who calls, NOBODY where that is allowed, None where an API key says so, which has to be looked up.
+
+        Raises Unauthenticated, Forbidden or CrossOrigin.
+        """
         if route.own_origin and b"origin" in asked.fields and not self._origins.sent_by_us(asked):
             raise CrossOrigin
         if route.token == "none":  # noqa: S105  # a word of the table
@@ -39,6 +42,8 @@ class Callers:
             if route.token == "optional":  # noqa: S105
                 return NOBODY
             raise Unauthenticated
+        if offer.is_key:
+            return None
         if offer.is_session and method not in SAFE_METHODS and not self._origins.sent_by_us(asked):
             raise CrossOrigin
         caller = self._let_in_with(offer, route)
@@ -78,6 +83,8 @@ class Callers:
             claims = self._tokens.verify(offer.token)
         except TokenRefused as refused:
             raise dead from refused
+        if claims.api_key is not None:
+            raise dead  # it is for services, in the place of the key: nobody outside has ever seen one
         if self._revocations is not None and self._revocations.is_revoked(claims):
             raise dead
         return claims

@@ -22,7 +22,7 @@ from refract.runtime.request_log import RequestLog
 from refract.runtime.telemetry import serving
 from refract.services.gateway.api import WIRE_NAME, Route
 from refract.services.gateway.domain.callers import NOBODY, Caller
-from refract.services.gateway.domain.headers import Header, caller_fields, lines_of, session_fields
+from refract.services.gateway.domain.headers import Header, caller_fields, lines_of, token_fields
 from refract.services.gateway.http.dispatch import Checks, adding, inner_scope, refuse_with
 from refract.services.gateway.http.guarding import Circuit, Result
 from refract.services.gateway.http.guests import Guest
@@ -130,8 +130,8 @@ class Carrier:
         if caller is NOBODY:
             lines = b"".join((guest.own, correlated, guest.way))
         else:
-            who, session = lines_of(caller_fields(caller)), lines_of(session_fields(caller))
-            lines = b"".join((guest.own, session, correlated, guest.way, who))
+            who, token = lines_of(caller_fields(caller)), lines_of(token_fields(caller))
+            lines = b"".join((guest.own, token, correlated, guest.way, who))
         passing.errand = guard.send_out(row.route, passing.method, row.target, lines, passing)
         if passing.errand is None:
             return False

@@ -11,6 +11,7 @@ from refract.services.gateway.api import SESSION_COOKIE
 from refract.services.gateway.domain.breaker import CircuitOpen
 from refract.services.gateway.domain.callers import Asked, SessionOver
 from refract.services.gateway.domain.headers import Header, Overstretched
+from refract.services.gateway.domain.keys import Unresolved
 
 BUSY_SECONDS = 1
 """When to come again if there was no room."""
@@ -44,7 +45,7 @@ def fields_of(error: RefractError, asked: Asked | None = None) -> list[Header]:
     match error:
         case TooMany():
             return error.fields
-        case Busy() | Overstretched():
+        case Busy() | Overstretched() | Unresolved():
             return [(b"retry-after", b"%d" % BUSY_SECONDS)]
         case CircuitOpen():
             return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after)))]

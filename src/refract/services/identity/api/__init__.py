@@ -1,19 +1,25 @@
-"""What others may know of identity: where the service answers, and the events of a user's life."""
+"""What others may know of identity: where the service answers, and the events of users and their keys."""
 
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from refract.kernel.events import Moment, PlatformEvent
+from refract.services.identity.api.keys import LARGEST_KEY_ID, ApiKeyCreated, ApiKeyRevoked, KeyHash, KeyId
 from refract.services.identity.api.mail import EmailPasswordResetRequested, EmailVerificationRequested, Mail
 
 __all__ = [
+    "LARGEST_KEY_ID",
     "NAME",
     "PORT",
     "WIRE_NAME",
+    "ApiKeyCreated",
+    "ApiKeyRevoked",
     "EmailPasswordResetRequested",
     "EmailVerificationRequested",
     "Generation",
+    "KeyHash",
+    "KeyId",
     "Mail",
     "UserDeleted",
     "UserRevoked",

@@ -12,6 +12,7 @@ from refract.runtime.statements import Statement
 from refract.runtime.tokens import Claims
 from refract.services.identity.api import UserDeleted
 from refract.services.identity.commands.confirming import Confirming, owner_of
+from refract.services.identity.commands.keys import forget_keys
 from refract.services.identity.commands.revoking import revoke_all
 from refract.services.identity.domain.accounts import User
 from refract.services.identity.store import parameters_of
@@ -83,6 +84,7 @@ async def erase(tx: Transaction, user: User, administrators: Collection[str], no
     parameters = parameters_of(erased)
     await tx.execute(ERASE_USER, **{name: parameters[name] for name in ERASE_USER.for_postgresql()[1]})
     await tx.execute(FORGET_TOKENS, user_id=user.id)
+    await forget_keys(tx, user.id)
     await revoke_all(tx, user.id, now)
     await tx.announce(UserDeleted(occurred_at=now, user_id=user.id))
     return erased

@@ -17,6 +17,7 @@ from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.domain.accounts import InvalidCredentials
 from refract.services.identity.http.cookies import is_secure, session_cookie
 from refract.services.identity.http.describing import TAGS, errors
+from refract.services.identity.http.routes import FOR_KEYS
 
 BODY_BYTES = 1_024
 READING = (HttpMethod.GET, HttpMethod.HEAD)
@@ -109,6 +110,7 @@ def own_routes() -> list[Any]:
         description="What the token says; nothing is looked up.",
         tags=TAGS,
         responses={200: answers(Account, "The owner of the token.", WHO)} | errors(401),
+        opt=FOR_KEYS,
     )
     async def who_am_i(caller: Caller) -> Response[bytes]:
         return _json(Account(caller.subject, caller.email))

@@ -1,6 +1,7 @@
 """A request to send a message: what it may be, under which key it may be repeated, and how it can fail."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 from msgspec import Meta, Struct
@@ -26,6 +27,11 @@ class SendRequest(Struct, frozen=True, gc=False, rename="camel"):
         if not self.message.strip() or "\0" in self.message:
             raise Invalid
         return self
+
+    def check_sender(self, bound_to: Sequence[str]) -> None:
+        """Raise NotBound where the sender may send for somebody else; who is bound to nobody may send for all."""
+        if any(user_id != str(self.user_id) for user_id in bound_to):
+            raise NotBound
 
     @property
     def value(self) -> bytes:
@@ -63,6 +69,13 @@ class LimitExceeded(Limited):
     """The user's limit is used up."""
 
     message = "Rate Limit Exceeded"
+
+
+class NotBound(RefractError):
+    """Whoever sends may send for one user, and this is another (decision 17)."""
+
+    kind: ClassVar[Kind] = Kind.FORBIDDEN
+    message = "Forbidden"
 
 
 class LogAway(RefractError):

@@ -24,6 +24,7 @@ MESSAGE: dict[str, Any] = {"userId": 101, "message": "Your code is 1234"}
 
 _TEXTS = {
     400: ("The request is wrong.", INVALID),
+    403: ("The API key is bound to another user.", "Forbidden"),
     404: ("Nobody has set a limit for this user.", "User Not Found"),
     422: ("The key was used for another message.", "Idempotency-Key was used for another request"),
     429: ("The limit is used up; `Retry-After` says when it is not.", "Rate Limit Exceeded"),
