@@ -214,9 +214,9 @@ async def test_swallowed_by_the_network_and_back(
             with impatient(ports.redis):
                 for _ in range(20):
                     await ports.assert_away()
-            listening = ports.cache._subscription
-            await eventually(lambda: listening._missed)
-        proxy.heal()
+                listening = ports.cache._subscription
+                await eventually(lambda: listening._missed)
+                proxy.heal()  # no probe with more patience has been swallowed before
         await eventually(ports.back)
         await ports.assert_working()
         await eventually(lambda: ports.gaps >= 1)

@@ -89,11 +89,14 @@ def test_metrics_are_inside(stack: tuple[Stack, Path]) -> None:
 
 
 async def test_the_bus_has_the_queues_of_the_specification(stack: tuple[Stack, Path], rabbitmq_url: str) -> None:
-    async with aiormq.connect(rabbitmq_url) as connection:
-        channel = await connection.channel()
-        for queue in QUEUES:
-            for name in (queue.name, queue.dead):
-                await channel.queue_declare(name, passive=True)
+    async def is_there(name: str) -> bool:
+        async with aiormq.connect(rabbitmq_url) as connection:
+            await (await connection.channel()).queue_declare(name, passive=True)
+        return True
+
+    for queue in QUEUES:
+        for name in (queue.name, queue.dead):
+            await eventually(partial(is_there, name))  # a service answers before a slow broker has made its queues
     listed = await asyncio.to_thread(refract, "dead", "list", variables={"RABBITMQ_URL": rabbitmq_url})
     assert listed.returncode == 0, listed.stderr  # what is in them may be another test's
 

@@ -7,7 +7,7 @@ import pytest
 from refract.runtime.statements import Statement
 from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.reading import Reader
-from refract.services.analytics.queries.statements import READ_FOLDED
+from refract.services.analytics.queries.statements import FIND_LINK
 from tests.support.clocks import START
 from tests.support.http import Client
 from tests.support.periods import STALE
@@ -87,7 +87,7 @@ async def test_a_link_with_many_marks_is_read_as_fast_as_one_with_few(stats: Sta
     for _ in range(5):
         await stats.click(START - DAY)
     assert len(await stats.database.fetch(STALE)) == 5 * 2
-    assert len(await stats.database.fetch(READ_FOLDED, short_code="abc")) == 3 + 2
+    assert len(await stats.database.fetch(FIND_LINK, short_code="abc")) == 3 + 2
     assert (await stats.read("abc"))["clicks_last_7d"] == 6
 
 

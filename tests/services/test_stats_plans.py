@@ -49,7 +49,6 @@ ONE_USER: dict[str, Any] = {
 }
 STATEMENTS: dict[str, Statement] = {
     "find_link": statements.FIND_LINK,
-    "read_folded": statements.READ_FOLDED,
     "watch": statements.WATCH,
     "rows": statements.read_rows(statements.COUNTS),
     "rows of visitors": statements.read_rows(statements.VISITORS),

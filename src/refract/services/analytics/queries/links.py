@@ -1,6 +1,6 @@
 """What is known of a link before anything is counted: whose it is, its totals, and which of its rows tell what."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -41,14 +41,14 @@ class KnownLink:
     """From when on hours, days and months know more than counts."""
 
     @classmethod
-    def of(cls, short_code: str, found: Row, rows: Iterable[Row]) -> "KnownLink":
-        """From the rows of FIND_LINK and READ_FOLDED."""
+    def of(cls, short_code: str, rows: Sequence[Row]) -> "KnownLink":
+        """From the rows of FIND_LINK."""
         marks = {row["span"]: row for row in rows if row["stale"] is None}
         stale = {(row["span"], row["stale"]) for row in rows if row["stale"] is not None}
         # A day that is to be folded again is missing clicks, and so is its month.
         stale |= {(MONTH, start_of(start, MONTH)) for _, start in stale}
         expired = {span: row["expired"] for span, row in marks.items()}
-        days_until, months_until = marks[DAY]["until"], marks[MONTH]["until"]
+        found, days_until, months_until = marks[DAY], marks[DAY]["until"], marks[MONTH]["until"]
         return cls(
             short_code=short_code,
             visibility=Visibility(

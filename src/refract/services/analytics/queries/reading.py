@@ -40,12 +40,7 @@ class Reader:
 
     async def find(self, short_code: str) -> KnownLink:
         """What is known of a link; of one that was never heard of, too."""
-        found, folded = await asyncio.gather(
-            self._database.fetch_one(statements.FIND_LINK, short_code=short_code),
-            self._database.fetch(statements.READ_FOLDED, short_code=short_code),
-        )
-        assert found is not None, "it is one row for any code"
-        return KnownLink.of(short_code, found, folded)
+        return KnownLink.of(short_code, await self._database.fetch(statements.FIND_LINK, short_code=short_code))
 
     async def counts(self, link: KnownLink, moments: Moments) -> tuple[list[int], list[int]]:
         """The clicks from each of some moments up to the next one, and those of bots; exact, however far back."""

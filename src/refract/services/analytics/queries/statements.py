@@ -9,24 +9,24 @@ from refract.runtime.statements import Statement
 COUNTS = ("clicks", "bot_clicks", "parts")
 VISITORS = ("visitors", "bot_visitors")
 
-FIND_LINK = Statement(
-    "find_link",
-    "Reads whose a link is, whether it may be shown, and all its clicks together.",
-    "SELECT links.user_id, links.stats_public, links.status, totals.clicks, totals.bot_clicks, "
-    "totals.first_clicked_at, totals.last_clicked_at "
-    "FROM (SELECT CAST(:short_code AS TEXT) AS short_code) AS wanted "
-    "LEFT JOIN links ON links.short_code = wanted.short_code LEFT JOIN totals ON totals.short_code = wanted.short_code",
+_OF_LINK = (
+    "links.user_id, links.stats_public, links.status, totals.clicks, totals.bot_clicks, totals.first_clicked_at, "
+    "totals.last_clicked_at FROM folding LEFT JOIN links ON links.short_code = :short_code "
+    "LEFT JOIN totals ON totals.short_code = :short_code"
 )
 
-READ_FOLDED = Statement(
-    "read_folded",
-    "Reads how far periods are folded and expired, and which periods of a link have to be folded again.",
-    "SELECT span, until, expired, NULL AS stale FROM folding "
-    "UNION ALL SELECT DISTINCT span, NULL::timestamptz, NULL::timestamptz, starts_at FROM stale "
+FIND_LINK = Statement(
+    "find_link",
+    "Reads whose a link is and all its clicks together, with how far periods of each span are folded and expired; "
+    "and which periods of it have to be folded again.",
+    f"SELECT folding.span, until, expired, NULL::timestamptz AS stale, {_OF_LINK} "  # noqa: S608  # names, not values
+    "UNION ALL SELECT DISTINCT span, NULL::timestamptz, NULL::timestamptz, starts_at, NULL, NULL::boolean, NULL, "
+    "NULL::bigint, NULL::bigint, NULL::timestamptz, NULL::timestamptz FROM stale WHERE short_code = :short_code",
+    sqlite=f'SELECT folding.span, until, expired, NULL AS "stale [TIMESTAMP]", {_OF_LINK} '  # noqa: S608
+    "UNION ALL SELECT DISTINCT span, NULL, NULL, starts_at, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM stale "
     "WHERE short_code = :short_code",
-    sqlite='SELECT span, until, expired, NULL AS "stale [TIMESTAMP]" FROM folding '
-    "UNION ALL SELECT DISTINCT span, NULL, NULL, starts_at FROM stale WHERE short_code = :short_code",
 )
+"""One statement, though it says of the link three times what could be said once: it is asked for every answer."""
 
 WATCH = Statement(
     "watch_totals",
