@@ -116,7 +116,8 @@ async def test_readers_at_once_count_each_click_once(dsn: str, caplog: pytest.Lo
                 for seed, database in enumerate(databases):
                     group.create_task(read(database, seed))
             await assert_counted(databases[0], events)
-    assert [record.message for record in caplog.records] == [], "nobody had to try again"
+    said = [record.message for record in caplog.records if record.name.startswith("refract")]
+    assert said == [], "nobody had to try again"
     assert await deadlocks(dsn) == 0
 
 
@@ -147,7 +148,8 @@ async def test_readers_of_the_same_links_wait_in_one_order(dsn: str, caplog: pyt
                 group.create_task(hand_over(inboxes[0], letter(*one)))
                 group.create_task(hand_over(inboxes[1], letter(*other)))
                 await eventually(lambda: _two_wait(dsn))
-        assert [record.message for record in caplog.records] == [], "nobody had to try again"
+        said = [record.message for record in caplog.records if record.name.startswith("refract")]
+        assert said == [], "nobody had to try again"
         await assert_counted(holder, [*before, *one, *other])
     assert await deadlocks(dsn) == 0
 

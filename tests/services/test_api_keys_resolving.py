@@ -354,6 +354,19 @@ async def test_whoever_takes_several_keys_takes_them_in_one_order(identity: Iden
     assert counts == ([2, 2] if meanwhile == "uses" else [])
 
 
+async def test_a_guess_is_logged_quietly_and_a_key_of_ours_that_is_over_is_not(
+    identity: IdentityWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "refract.services.identity")
+    alice = await owner(identity)
+    made = await alice.makes()
+    await alice.revokes(made["id"])
+    for key in (made["key"], "refract_" + "Guess" * 8):
+        assert (await resolve(identity, key)).status == 401
+    told = [(one.levelname, one.getMessage()) for one in caplog.records if "key refused" in one.getMessage()]
+    assert told == [("WARNING", "api key refused: revoked"), ("INFO", "api key refused: unknown")]
+
+
 # Nowhere to be found.
 
 

@@ -158,7 +158,7 @@ async def test_one_that_is_given_up_takes_no_answer_from_the_others(door: Door) 
     route = next(route for route in ROUTES if route.scope == "links:read")
     asked = Asked.of([(b"x-api-key", key.encode())], "http")
     door.desk.gate = asyncio.Event()
-    waiting = [asyncio.create_task(keys.identify(route, asked)) for _ in range(3)]
+    waiting = [asyncio.create_task(keys.identify(route, asked, "192.0.2.1")) for _ in range(3)]
     await eventually(lambda: len(door.desk.questions) == 1)
     for given_up in waiting[:2]:
         given_up.cancel()
@@ -173,7 +173,7 @@ async def test_who_waits_for_identity_takes_no_place_and_they_are_bounded(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = door.gateway()
-    monkeypatch.setattr(gateway.keys, "_most_waiting", 3)
+    monkeypatch.setattr(gateway.keys, "_most_questions", 3)
     async with running(gateway.application, fast_path=gateway.fast_path) as server:
         door.port = server.port
         known = door.desk.issue()
@@ -252,6 +252,8 @@ ODD: tuple[dict[str, Any], ...] = (
     {"token": "of another user"},
     {"token": "of an administrator"},
     {"token": "of another secret"},
+    {"token": "of another key"},
+    {"token": "of a person"},
 )
 NONE_AT_ALL = ((200, b""), (200, b"[]"), (200, b"{"), (200, b"\xff"), (200, b"[" * 9000), (204, b""), (404, b"{}"))
 
@@ -262,13 +264,15 @@ async def test_an_answer_that_cannot_be_right_opens_nothing(door: Door) -> None:
         TokenSigner("another secret that is long enough, too", door.clock),
     )
     made = {
-        "of another user": signer.sign("u-2", "").token,
-        "of an administrator": signer.sign("u-1", "", role="administrator").token,
-        "of another secret": stranger.sign("u-1", "").token,
+        "of another user": signer.sign("u-2", "", api_key=1).token,
+        "of an administrator": signer.sign("u-1", "", role="administrator", api_key=1).token,
+        "of another secret": stranger.sign("u-1", "", api_key=1).token,
+        "of another key": signer.sign("u-1", "", api_key=2).token,
+        "of a person": signer.sign("u-1", "").token,
     }
     for change in ODD:
         key = door.desk.issue()
-        door.desk.issued[key] |= {"token": door.desk.token("u-1", 1)}
+        door.desk.issued[key] |= {"key_id": 1, "token": door.desk.token("u-1", 1)}
         door.desk.issued[key] |= {name: made.get(str(value), value) for name, value in change.items()}
         told = await door.ask(key)
         assert (said(told), told.headers["retry-after"]) == (UNAVAILABLE, "1"), change

@@ -29,7 +29,7 @@ async def reach(request: pytest.FixtureRequest) -> AsyncIterator[Reach]:
             if request.param == "in_process":
                 return InProcess({"identity": application})
             server = await stack.enter_async_context(running(application))
-            services = Proxy({"identity": url_of(server)}, connect_timeout=2.0)
+            services = Proxy({"identity": url_of(server)}, connect_timeout=30.0)
             stack.push_async_callback(services.close)
             return services
 
@@ -89,7 +89,8 @@ async def test_nobody_is_waited_for_without_end(reach: Reach, monkeypatch: pytes
 async def test_a_connection_that_has_died_of_old_age_is_replaced() -> None:
     bare = Bare(CUT, first=(OK,))  # whoever comes again on the same connection finds it dead
     server = await asyncio.start_server(bare.serve, "127.0.0.1", 0)
-    proxy = Proxy({"identity": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    port = server.sockets[0].getsockname()[1]
+    proxy = Proxy({"identity": f"http://127.0.0.1:{port}"}, connect_timeout=30.0)
     try:
         # Without a body, because a bare service reads heads alone.
         assert [await proxy.post("identity", "/x", b"") for _ in range(3)] == [(200, b"ok")] * 3

@@ -6,6 +6,7 @@ import pytest
 
 from refract.services.gateway.domain.callers import Asked, Caller, Offer
 from refract.services.gateway.domain.keys import (
+    LATELY,
     LONGEST_KNOWN,
     MAX_REFUSED,
     REFUSED_SECONDS,
@@ -98,6 +99,42 @@ def test_a_refusal_is_known_for_a_few_seconds_and_they_are_bounded() -> None:
         memory.known.refuse(str(number))
     assert len(memory.known._refused) == MAX_REFUSED
     assert memory.known.find("the first") is None
+
+
+def test_what_was_refused_before_is_no_news() -> None:
+    memory, one = Memory(), key()
+    memory.learn(one)
+    assert [memory.known.refuse(hashed) for hashed in (one.key_hash, "other", one.key_hash)] == [True, True, False]
+    memory.clock.advance(3600)
+    assert memory.known.find(one.key_hash) is None
+    assert not memory.known.refuse(one.key_hash)
+    for number in range(MAX_REFUSED):
+        memory.known.refuse(str(number))
+    assert memory.known.refuse(one.key_hash), "nobody remembers it any more"
+
+
+def test_a_key_was_good_lately_for_some_minutes_and_until_it_is_bad() -> None:
+    memory = Memory(limit=3)
+    keys = [key(number) for number in range(4)]
+
+    def good_lately() -> list[bool]:
+        return [memory.known.was_good_lately(one.key_hash) for one in keys]
+
+    memory.learn(*keys[:2])
+    memory.clock.advance(LATELY - 60)
+    memory.learn(keys[1])
+    memory.clock.advance(59.9)
+    assert good_lately() == [True, True, False, False]
+    memory.known.forget_user("u-1")
+    memory.known.forget_all()
+    assert good_lately() == [True, True, False, False], "it only has to be asked for again"
+    memory.clock.advance(0.1)
+    assert good_lately() == [False, True, False, False]
+    memory.learn(keys[0], keys[1], keys[2], keys[3])
+    assert good_lately() == [False, True, True, True], "and they are bounded"
+    memory.known.refuse(keys[1].key_hash)
+    memory.known.forget(keys[2].key_hash)
+    assert good_lately() == [False, False, False, True]
 
 
 def test_what_is_taken_back_is_forgotten_and_the_rest_is_not() -> None:

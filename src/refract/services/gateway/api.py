@@ -34,6 +34,9 @@ BULK = Limit("bulk", "user")
 """Counted by links, URL by URL (decision 32): the gateway has no policy of this name."""
 API_KEY = Limit("api_key", "key")
 """In the place of any row's own limit for a caller with an API key, which is not slowed down by its neighbours."""
+NEW_KEY = Limit("new_key", "user")
+REFUSED_KEY = Limit("refused_key", "address")
+"""No row's: API keys that identity does not know are counted on any of them, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ ROUTES: tuple[Route, ...] = (
     _route(GET, "/api/auth/oidc/start", "identity", "none", breaker=False),
     _route(GET, "/api/auth/oidc/callback", "identity", "none", breaker=False),
     _route(GET, "/api/me", "identity"),
-    _route((*GET, "POST"), "/api/keys", "identity"),
+    _route(GET, "/api/keys", "identity"),
+    _route("POST", "/api/keys", "identity", limit=NEW_KEY),
     _route("DELETE", "/api/keys/{id}", "identity"),
     _route("POST", "/api/subscriptions", "identity"),
     _route((*GET, "PATCH", "DELETE"), "/api/subscriptions/current", "identity"),

@@ -66,7 +66,8 @@ class Services(Protocol):
 
     async def post(self, target: str, path: str, body: bytes) -> tuple[int, bytes]:
         """Say something of our own to a service, in JSON, which it may hear twice: the status and the body of its
-        answer. Raises UnknownUpstream, or UpstreamFailed where no whole answer came."""
+        answer. Raises UnknownUpstream, UpstreamFailed where no whole answer came, or Overstretched where the service
+        is not to blame."""
 
     async def close(self) -> None:
         """Give everything back."""

@@ -77,12 +77,12 @@ def build_gateway(  # noqa: PLR0913  # all that a gateway is made of
 
     `redirects` are those of links in the same process, and `base_url` is one more address under which we are known.
     """
-    guard = Guard(services, breakers)
+    guard, counting = Guard(services, breakers), Counting(limits)
     checks = Checks(
         places=Places(capacity),
         callers=Callers(tokens, revocations, Origins(base_url)),
-        keys=Keys(guard, KnownKeys(SystemClock()) if known_keys is None else known_keys, tokens),
-        counting=Counting(limits),
+        keys=Keys(guard, counting, KnownKeys(SystemClock()) if known_keys is None else known_keys, tokens),
+        counting=counting,
         guard=guard,
     )
     application = build_http(

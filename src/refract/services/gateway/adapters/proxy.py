@@ -132,7 +132,10 @@ class Proxy:
         """Ask the service over HTTP; a question of our own is small, and gets no more time than a connection does."""
         pool = self._pool(target)
         where = _target(pool, {"raw_path": path.encode(), "query_string": urlencode(query).encode()})
-        status, body = await self._converse(pool, Question("GET", where, pool.host, (), {}))
+        try:
+            status, body = await self._converse(pool, Question("GET", where, pool.host, (), {}))
+        except Overstretched as error:
+            raise UpstreamFailed(_reason(error)) from error
         if status != 200:
             raise UpstreamFailed(f"status {status}")
         return body
@@ -145,7 +148,7 @@ class Proxy:
         return await self._converse(pool, Question("POST", where, pool.host, headers, first, harmless=True))
 
     async def _converse(self, pool: Pool, question: Question) -> tuple[int, bytes]:
-        """Status and body of a whole answer to ourselves; raises UpstreamFailed."""
+        """Status and body of a whole answer to ourselves; raises UpstreamFailed or Overstretched."""
         exchange = Exchange({}, _patient, to_head=False, sent=True)
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -156,7 +159,7 @@ class Proxy:
                         pieces.append(await connection.take(exchange))
                 finally:
                     connection.let_go(exchange)
-        except (Trouble, OSError, Overstretched) as error:  # a TimeoutError is an OSError
+        except (Trouble, OSError) as error:  # a TimeoutError is an OSError
             raise UpstreamFailed(_reason(error)) from error
         return exchange.status, b"".join(pieces)
 

@@ -18,6 +18,9 @@ LONGEST_KNOWN = 60.0
 REFUSED_SECONDS = 5.0
 """For so long a key that identity does not know is refused without asking: no key of ours becomes good later."""
 
+LATELY = 600.0
+"""Seconds: a key that was good in them is thought better of than one that nobody has heard of."""
+
 MAX_KNOWN = 4096
 MAX_REFUSED = 4096
 
@@ -95,6 +98,7 @@ class KnownKeys:
         self._clock = clock
         self._limit = limit
         self._known: OrderedDict[str, tuple[KnownKey, float]] = OrderedDict()
+        self._lately: OrderedDict[str, float] = OrderedDict()
         self._refused: OrderedDict[str, float] = OrderedDict()
         self._inquiries: set[Inquiry] = set()
         self._uses: Uses = {}
@@ -112,11 +116,14 @@ class KnownKeys:
                 return known[0]
             del self._known[hashed]
         refused_until = self._refused.get(hashed)
-        if refused_until is not None:
-            if now < refused_until:
-                raise KeyRefused
-            del self._refused[hashed]
+        if refused_until is not None and now < refused_until:
+            raise KeyRefused
         return None
+
+    def was_good_lately(self, hashed: str) -> bool:
+        """Whether identity vouched for a key in the last minutes, also where it has to be asked again."""
+        until = self._lately.get(hashed)
+        return until is not None and self._clock.monotonic() < until
 
     def learn(self, key: KnownKey, until: datetime) -> None:
         """Remember a key until then; the one that was learned first gives way to it, if need be."""
@@ -125,14 +132,22 @@ class KnownKeys:
         if seconds > 0:
             if len(self._known) >= self._limit:
                 self._known.popitem(last=False)
-            self._known[key.key_hash] = key, self._clock.monotonic() + min(seconds, LONGEST_KNOWN)
+            now = self._clock.monotonic()
+            self._known[key.key_hash] = key, now + min(seconds, LONGEST_KNOWN)
+            self._lately.pop(key.key_hash, None)
+            if len(self._lately) >= self._limit:
+                self._lately.popitem(last=False)
+            self._lately[key.key_hash] = now + LATELY
 
-    def refuse(self, hashed: str) -> None:
-        """Identity knows no such key."""
+    def refuse(self, hashed: str) -> bool:
+        """Identity knows no such key. Says whether that is news: we may remember that it was refused before."""
         self._known.pop(hashed, None)
+        self._lately.pop(hashed, None)
+        is_news = self._refused.pop(hashed, None) is None
         if len(self._refused) >= MAX_REFUSED:
             self._refused.popitem(last=False)
         self._refused[hashed] = self._clock.monotonic() + REFUSED_SECONDS
+        return is_news
 
     # What was taken back
 
@@ -149,6 +164,7 @@ class KnownKeys:
     def forget(self, hashed: str) -> None:
         """A key was revoked."""
         self._known.pop(hashed, None)
+        self._lately.pop(hashed, None)
         for inquiry in self._inquiries:
             inquiry.overtaken |= inquiry.key_hash == hashed
 

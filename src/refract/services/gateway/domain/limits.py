@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from refract.runtime.windows import Policy, Verdict
-from refract.services.gateway.api import API_KEY, Limit
+from refract.services.gateway.api import API_KEY, NEW_KEY, REFUSED_KEY, Limit
 from refract.services.gateway.domain.callers import NOBODY, Caller
 
 Header = tuple[bytes, bytes]
@@ -11,7 +11,13 @@ Header = tuple[bytes, bytes]
 WINDOW = 60.0
 """Seconds: limits are per minute, unless another window is given here."""
 
-WINDOWS = {API_KEY.name: 3600.0}
+WINDOWS = {API_KEY.name: 3600.0, NEW_KEY.name: 3600.0, REFUSED_KEY.name: 15 * 60.0}
+
+FIXED = {NEW_KEY.name: 60, REFUSED_KEY.name: 50}
+"""Limits that nobody has to set; the second is that of failed sign-ins by address (decision 14)."""
+
+_COUNTED_ALWAYS = frozenset({REFUSED_KEY.name})
+"""As with sign-ins: whoever stops Redis must not be free to guess for it."""
 
 
 class RouteLimits:
@@ -22,7 +28,11 @@ class RouteLimits:
 
     def __init__(self, limits: Mapping[str, int], who_is: Callable[[str], str]) -> None:
         self._policies = {
-            name: Policy(name, limit, WINDOWS.get(name, WINDOW)) for name, limit in limits.items() if limit > 0
+            name: Policy(
+                name, limit, WINDOWS.get(name, WINDOW), when_away="local" if name in _COUNTED_ALWAYS else "open"
+            )
+            for name, limit in {**FIXED, **limits}.items()
+            if limit > 0
         }
         self.who_is = who_is
 

@@ -7,7 +7,7 @@ from time import monotonic
 
 from refract.runtime.ports import RateLimiter
 from refract.runtime.windows import Policy, Verdict
-from refract.services.gateway.api import REDIRECT, Route
+from refract.services.gateway.api import REDIRECT, REFUSED_KEY, Route
 from refract.services.gateway.domain.callers import NOBODY, Caller
 from refract.services.gateway.domain.headers import Header
 from refract.services.gateway.domain.limits import Admission, RouteLimits, limit_fields
@@ -66,6 +66,28 @@ class Counting:
             return None
         verdict = self._remembered(policy, limits.routes.who(route.limit, NOBODY, address))
         return None if verdict is None else TooMany(limit_fields(policy, verdict))
+
+    async def check_guesses(self, address: str) -> None:
+        """Raise TooMany where so many unknown API keys came from an address that no other one is looked at."""
+        limits, policy = self._limits, self._guessing
+        if limits is None or policy is None:
+            return
+        limiter, who = limits.limiter, limits.routes.who_is(address)
+        verdict = self._remembered(policy, who) or await limiter.hit(who, policy, 0)
+        if verdict.allowed and verdict.remaining <= 0:
+            # Only a hit that does not fit is told how long to wait. One that fits after all costs a single guess.
+            verdict = limiter.hit_soon(who, policy) or await self._ask(limiter, policy, who)
+        if not verdict.allowed:
+            raise TooMany(limit_fields(policy, verdict))
+
+    async def count_guess(self, address: str) -> None:
+        """Count an API key that identity does not know."""
+        if self._limits is not None and self._guessing is not None:
+            await self._limits.limiter.hit(self._limits.routes.who_is(address), self._guessing)
+
+    @property
+    def _guessing(self) -> Policy | None:
+        return None if self._limits is None else self._limits.routes.policy(REFUSED_KEY)
 
     async def _ask(self, limiter: RateLimiter, policy: Policy, who: str) -> Verdict:
         verdict = await limiter.hit(who, policy)

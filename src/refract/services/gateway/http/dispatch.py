@@ -64,7 +64,8 @@ class Dispatch:
         place.look_for()
         caller = checks.callers.identify(route, scope["method"], asked)
         if caller is None:
-            caller = await checks.keys.identify(route, asked)  # who waits for identity takes no place of the target
+            # Who waits for identity takes no place of the target.
+            caller = await checks.keys.identify(route, asked, scope["state"]["client_address"])
         if not asked.has_body:
             place.take()
         try:

@@ -134,6 +134,7 @@ class Guard:
         """Ask a target something of our own: the status and the body of its answer.
 
         Raises UnknownUpstream, UpstreamFailed or, where its breaker is open, CircuitOpen. The result counts there, too.
+        That we are Overstretched ourselves says nothing about the target, and decides nothing.
         """
         circuit = None if self._breakers is None else self._breakers.of(target)
         ticket = 0 if circuit is None else circuit.enter()

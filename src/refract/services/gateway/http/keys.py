@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from refract.services.gateway.domain.keys import (
     Unresolved,
     key_hash,
 )
+from refract.services.gateway.http.counting import Counting
 from refract.services.gateway.http.guarding import Guard
 from refract.services.gateway.http.places import CAPACITY
 from refract.services.gateway.http.refusing import Busy
@@ -61,25 +63,45 @@ class _Odd(Exception):
     """An answer of identity that cannot be right; the text says why, and holds nothing of it."""
 
 
+@dataclass(slots=True)
+class _Question:
+    """What identity is asked about one key, and how many wait for the answer."""
+
+    answer: asyncio.Task[KnownKey]
+    waiting: int = 0
+
+
 _resolved = msgspec.json.Decoder(_Resolved)
 
 
 class Keys:
-    """Lets in whom a key stands for, as far as it goes."""
+    """Lets in whom a key stands for, as far as it goes.
 
-    def __init__(self, guard: Guard, known: KnownKeys, tokens: TokenVerifier, most_waiting: int = CAPACITY) -> None:
+    So many questions are asked at once, however many wait for each. A quarter of them is for keys that were good
+    lately: whoever makes keys up has no part in it.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        counting: Counting,
+        known: KnownKeys,
+        tokens: TokenVerifier,
+        most_questions: int = CAPACITY,
+    ) -> None:
         self._guard = guard
+        self._counting = counting
         self._known = known
         self._tokens = tokens
-        self._most_waiting = most_waiting
-        self._waiting = 0
-        self._questions: dict[str, asyncio.Task[KnownKey]] = {}
+        self._most_questions = most_questions
+        self._questions: dict[str, _Question] = {}
+        self._looked_at = 0
 
-    async def identify(self, route: Route, asked: Asked) -> Caller:
+    async def identify(self, route: Route, asked: Asked, address: str) -> Caller:
         """Whose key it is, NOBODY where a row is for everybody and the key is for something else.
 
-        Raises TwoProofs, NotForKeys, KeyRefused, ScopeLacking, and Unresolved, CircuitOpen or Busy where identity
-        cannot be asked.
+        Raises TwoProofs, NotForKeys, KeyRefused, ScopeLacking, TooMany where the address has guessed too often, and
+        Unresolved, CircuitOpen or Busy where identity cannot be asked.
         """
         offer = asked.offer()
         assert offer is not None, "it was seen by whoever sends us here"
@@ -88,7 +110,7 @@ class Keys:
         if route.scope is None:
             raise NotForKeys
         hashed = key_hash(offer.token)
-        key = self._known.find(hashed) or await self._ask(hashed, offer.token)
+        key = self._known.find(hashed) or await self._find_out(hashed, offer.token, address)
         if route.scope not in key.scopes:
             if route.token == "optional":  # noqa: S105  # a word of the table
                 return NOBODY
@@ -129,26 +151,43 @@ class Keys:
         except TimeoutError:
             logger.warning("identity was not told of the last uses of api keys")
 
-    async def _ask(self, hashed: str, key: str) -> KnownKey:
-        """What identity says of a key. Whoever asks for the same one meanwhile waits for the same answer."""
-        if self._waiting >= self._most_waiting:
+    async def _find_out(self, hashed: str, key: str, address: str) -> KnownKey:
+        """Whose a key is that is not known. One that was good lately is no guess, whoever else is at its address."""
+        if hashed in self._questions or self._known.was_good_lately(hashed):
+            return await self._ask(hashed, key, address)
+        if self._looked_at >= self._most_questions:
             raise Busy
+        self._looked_at += 1
+        try:
+            await self._counting.check_guesses(address)
+        finally:
+            self._looked_at -= 1
+        return self._known.find(hashed) or await self._ask(hashed, key, address)
+
+    async def _ask(self, hashed: str, key: str, address: str) -> KnownKey:
+        """What identity says of a key. Whoever asks for the same one meanwhile waits for the same answer."""
         question = self._questions.get(hashed)
         if question is None:
-            question = self._questions[hashed] = asyncio.get_running_loop().create_task(self._resolve(hashed, key))
-            question.add_done_callback(lambda ended: self._answered(hashed, ended))
-        self._waiting += 1
+            reserve = 0 if self._known.was_good_lately(hashed) else self._most_questions // 4
+            if len(self._questions) >= self._most_questions - reserve:
+                raise Busy
+            asking = asyncio.get_running_loop().create_task(self._resolve(hashed, key, address))
+            asking.add_done_callback(lambda ended: self._answered(hashed, ended))
+            question = self._questions[hashed] = _Question(asking)
+        elif question.waiting >= self._most_questions:
+            raise Busy
+        question.waiting += 1
         try:
-            return await asyncio.shield(question)  # the others wait on when one of them leaves
+            return await asyncio.shield(question.answer)  # the others wait on when one of them leaves
         finally:
-            self._waiting -= 1
+            question.waiting -= 1
 
     def _answered(self, hashed: str, question: asyncio.Task[KnownKey]) -> None:
         del self._questions[hashed]
         if not question.cancelled():
             question.exception()  # also where nobody waits for it any more
 
-    async def _resolve(self, hashed: str, key: str) -> KnownKey:
+    async def _resolve(self, hashed: str, key: str, address: str) -> KnownKey:
         try:
             while True:
                 inquiry = self._known.begin(hashed)
@@ -157,7 +196,8 @@ class Keys:
                 finally:
                     self._known.end(inquiry)
                 if answer is None:
-                    self._known.refuse(hashed)
+                    if self._known.refuse(hashed):  # one that is shown again and again is a single guess
+                        await self._counting.count_guess(address)
                     raise KeyRefused
                 vouched, until = answer
                 if not inquiry.is_overtaken(vouched.caller.user_id):
@@ -190,7 +230,8 @@ class Keys:
             raise _Odd("an answer that cannot be read") from error
         except TokenRefused as error:
             raise _Odd(f"a token that is refused: {error}") from error
-        if (said.key_hash, said.user_id) != (hashed, claims.subject) or claims.is_administrator:
+        vouched = hashed, claims.subject, claims.api_key
+        if (said.key_hash, said.user_id, said.key_id) != vouched or claims.is_administrator:
             raise _Odd("an answer about something else")
         bound = "" if said.sms_user_id is None else str(said.sms_user_id)
         # Without a user it is bound to, a key would send in the name of any.

@@ -63,7 +63,9 @@ class ResolvingKeys:
             await self._uses.count({row["id"]: uses})
         reason = _refusal(row, now)
         if row is None or reason:
-            log.warning("api key refused: %s", reason, extra={} if row is None else {"key_id": row["id"]})
+            # Anybody can make keys up; one of ours that is used after its end is worth a look.
+            level, extra = (logging.INFO, {}) if row is None else (logging.WARNING, {"key_id": row["id"]})
+            log.log(level, "api key refused: %s", reason, extra=extra)
             raise InvalidKey
         return self._resolved(row, hashed, now)
 

@@ -16,7 +16,7 @@ KeyStatus = Literal["active", "revoked"]
 
 MARK = "refract_"
 RANDOM_CHARACTERS = 40
-"""238 bits: nobody guesses one, and so a plain hash hides it."""
+"""238 bits, of which the prefix shows 48: nobody guesses the rest, and so a plain hash hides it."""
 
 PREFIX_CHARACTERS = 16
 LONGEST_NAME = 100

@@ -9,7 +9,7 @@ from litestar.params import PathParameter
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotFound
+from refract.kernel.errors import Limited, NotFound
 from refract.kernel.events import Moment
 from refract.runtime.describing import answers, body, error, query
 from refract.runtime.web import takes_body
@@ -123,7 +123,10 @@ def key_routes(keys: Keys, queries: KeyQueries, clock: Clock) -> list[Any]:
         tags=TAGS,
         responses={201: answers(NewKey, "A new key.", MADE)}
         | errors(400, 401)
-        | {403: error("The caller may not give that away.", NotForSms.message)},
+        | {
+            403: error("The caller may not give that away.", NotForSms.message),
+            429: error("More than 60 keys in an hour; `Retry-After` says how long to wait.", Limited.message),
+        },
         **takes_body(BODY_BYTES),
     )
     async def make_key(caller: Caller, data: KeyRequest) -> Response[bytes]:
@@ -150,7 +153,10 @@ def key_routes(keys: Keys, queries: KeyQueries, clock: Clock) -> list[Any]:
         "/keys/{id:str}",
         status_code=204,
         summary="Revoke an API key",
-        description="It is refused everywhere within a second. Again is no error.",
+        description=(
+            "It is refused everywhere within a second, or within 60 where there is no broker or it is away. "
+            "Again is no error."
+        ),
         tags=TAGS,
         responses=errors(400, 401, 404) | {403: error("It was asked with an API key.", NotForKeys.message)},
     )
