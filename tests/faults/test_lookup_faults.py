@@ -52,13 +52,15 @@ class Process:
         self.cache.on_invalidation(self.dropped.extend, lambda: None)
         self.asked = 0
         """How often somebody has waited for Redis."""
-        exchange = self.redis._exchange
+        redis: Any = self.redis
+        exchange = redis._exchange
 
         async def counted(commands: Sequence[bytes]) -> list[Any]:
             self.asked += 1
-            return await exchange(commands)
+            answers: list[Any] = await exchange(commands)
+            return answers
 
-        self.redis._exchange = counted  # type: ignore[method-assign]
+        redis._exchange = counted
 
     async def copy(self, key: str) -> bytes | None:
         return (await self.cache.get_many([key]))[0]

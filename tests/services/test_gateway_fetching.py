@@ -1,37 +1,17 @@
 """The gateway's own questions to a service, in both ways: a whole answer with status 200, or an error that says so."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-
 import pytest
 
-from refract.runtime.edge import Application, Edge, Receive, Scope, Send
-from refract.services.gateway.adapters.in_process import InProcess
+from refract.runtime.edge import Edge, Receive, Scope, Send
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.domain.headers import UnknownUpstream, UpstreamFailed
-from refract.services.gateway.ports import Services
 from tests.support.applications import Gate
 from tests.support.fronts import mirror, send_answer, url_of
 from tests.support.http import running
+from tests.support.reaching import Reach, reach
 from tests.support.waiting import eventually
 
-Reach = Callable[[Application], Awaitable[Services]]
-
-
-@pytest.fixture(params=["in_process", "proxy"])
-async def reach(request: pytest.FixtureRequest) -> AsyncIterator[Reach]:
-    """A way to an application that plays identity."""
-    async with AsyncExitStack() as stack:
-
-        async def open_way(application: Application) -> Services:
-            if request.param == "in_process":
-                return InProcess({"identity": application})
-            server = await stack.enter_async_context(running(application))
-            services = Proxy({"identity": url_of(server)}, connect_timeout=30.0)
-            stack.push_async_callback(services.close)
-            return services
-
-        yield open_way
+__all__ = ["reach"]
 
 
 async def test_a_question_is_a_get_with_its_query_and_without_a_body(reach: Reach) -> None:

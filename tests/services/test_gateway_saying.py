@@ -1,39 +1,19 @@
 """What the gateway says to a service by itself, in both ways: a POST in JSON, and whatever is answered."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 
 import pytest
 
 from refract.runtime.correlation import correlated
-from refract.runtime.edge import Application, Receive, Scope, Send
+from refract.runtime.edge import Receive, Scope, Send
 from refract.services.gateway.adapters import in_process
-from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.adapters.proxy import Proxy
 from refract.services.gateway.domain.headers import UnknownUpstream, UpstreamFailed
-from refract.services.gateway.ports import Services
 from tests.support.both_paths import CUT, OK, Bare
-from tests.support.fronts import mirror, read_body, send_answer, url_of
-from tests.support.http import running
+from tests.support.fronts import mirror, read_body, send_answer
+from tests.support.reaching import Reach, reach
 
-Reach = Callable[[Application], Awaitable[Services]]
-
-
-@pytest.fixture(params=["in_process", "proxy"])
-async def reach(request: pytest.FixtureRequest) -> AsyncIterator[Reach]:
-    """A way to an application that plays identity."""
-    async with AsyncExitStack() as stack:
-
-        async def open_way(application: Application) -> Services:
-            if request.param == "in_process":
-                return InProcess({"identity": application})
-            server = await stack.enter_async_context(running(application))
-            services = Proxy({"identity": url_of(server)}, connect_timeout=30.0)
-            stack.push_async_callback(services.close)
-            return services
-
-        yield open_way
+__all__ = ["reach"]
 
 
 async def test_it_is_a_post_with_its_body_and_the_id_of_the_request(reach: Reach) -> None:

@@ -235,8 +235,8 @@ async def test_a_name_server_that_never_answers_is_left(monkeypatch: pytest.Monk
     async with client(timeout=0.1) as webhooks:
 
         def waiting() -> int:
-            lookups: Any = webhooks._session._connector._resolver  # type: ignore[union-attr]
-            return int(lookups._waiting)
+            session: Any = webhooks._session
+            return int(session._connector._resolver._waiting)
 
         async def both_wait() -> bool:
             with pytest.raises(Postponed, match=r"^no answer within 0\.1 s$"):

@@ -26,12 +26,13 @@ def be_patient() -> None:
     shelter.SPOOL_TIMEOUT = 60.0
     if "run" in sys.argv:
         _wait_for_redis(float(os.environ.get(REDIS_PATIENCE, "10")))
-    crew: Any = workers.Crew
+    crews: Any = workers
+    crew = crews.Crew
 
     def patient_crew(command: tuple[str, ...], *places: Any) -> Any:
         return crew(tuple(PATIENT if word == CLI else word for word in command), *places)
 
-    workers.Crew = patient_crew  # type: ignore[assignment, misc]
+    crews.Crew = patient_crew
 
 
 def _wait_for_redis(seconds: float) -> None:
