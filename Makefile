@@ -31,7 +31,8 @@ run: $(RUNTIME) ## Start Refract in one process on http://127.0.0.1:8080 with it
 	@exec $(BIN)/refract serve $(ARGS)
 
 test: $(DEV) ## Run the tests over real servers, private ones unless TEST_* variables name others
-	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile \
+		--no-loadscope-reorder $(ARGS)
 
 check: $(DEV) ## Check style, types and the walls between the rooms
 	$(BIN)/ruff check

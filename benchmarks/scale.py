@@ -15,6 +15,7 @@ from benchmarks.instances import wait_until_quiet
 from benchmarks.links import EMAIL, OWNER, SEED
 from benchmarks.listing import pages
 from benchmarks.shorten import new_urls
+from benchmarks.warming import read_once
 from benchmarks.workshop import Ready, Workshop
 from benchmarks.wrk import Reached, ensure_wrk, send, send_once, write_requests
 from refract.kernel.ids import ALPHABET
@@ -132,22 +133,7 @@ async def _fill(dsn: str, links: int) -> int:
         for row in rows:
             await connection.execute(row["indexdef"])
         await connection.execute("VACUUM ANALYZE links")
-        await _read_once(connection)
+        await read_once(connection, "links")
         return int(await connection.fetchval("SELECT pg_total_relation_size('links')"))
     finally:
         await connection.close()
-
-
-async def _read_once(connection: asyncpg.Connection) -> None:
-    """Read into memory what a server that has been up for a while has there; after a filling it is what came last.
-
-    Without this the first lookups among millions measure how quickly the disk is read.
-    """
-    await connection.execute("CREATE EXTENSION IF NOT EXISTS pg_prewarm")
-    await connection.execute(
-        """
-        SELECT pg_prewarm(relation, 'read')
-        FROM (SELECT 'links'::regclass UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = 'links'::regclass)
-             AS relations (relation)
-        """
-    )

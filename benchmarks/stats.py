@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -110,26 +109,24 @@ def ask(workshop: Workshop, servers: Mapping[str, str], dsn: str, history: Histo
 
 
 def _ask(workshop: Workshop, ready: Ready, history: History) -> Seen:
+    asked = questions()
     files = {
-        (name, whose): _requests(workshop.folder / f"{name}-{whose}".replace(" ", "-"), ready, history, question, whose)
-        for name, question in questions().items()
+        (name, whose): write_requests(
+            workshop.folder / f"{name}-{whose}".replace(" ", "-"), _calls(ready, history, question, whose)
+        )
+        for name, question in asked.items()
         for whose in WHOSE
     }
     seen: Seen = {}
     for _ in range(workshop.options.rounds):
         for (name, whose), file in files.items():
+            if whose == HOTTEST:  # the first look does not count: what is over is put together with it
+                fetch(ready.port, "GET", asked[name].target(history.codes[0]), ready.token)
             for connections in CONNECTIONS:
                 reached = send(ready, file, connections=connections, seconds=workshop.options.seconds)
                 seen.setdefault((name, whose, connections), []).append(reached)
                 wait_until_quiet([ready.pid])  # what wrk no longer waits for is still worked on
     return seen
-
-
-def _requests(file: Path, ready: Ready, history: History, question: Question, whose: str) -> Path:
-    """The same question about one link, which is answered once before it counts; or about all in turn."""
-    if whose == HOTTEST:
-        fetch(ready.port, "GET", question.target(history.codes[0]), ready.token)
-    return write_requests(file, _calls(ready, history, question, whose))
 
 
 def _calls(ready: Ready, history: History, question: Question, whose: str) -> Iterator[bytes]:

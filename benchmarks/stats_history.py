@@ -20,6 +20,7 @@ import uvloop
 from benchmarks.links import EMAIL, OWNER, seed_links
 from benchmarks.services import execute
 from benchmarks.stats_clicks import LINE_COLUMNS, Maker, Plan
+from benchmarks.warming import read_once
 from refract.kernel.clock import Clock, SystemClock
 from refract.runtime.distributed.database import PostgresDatabase
 from refract.services.analytics.commands.expiring import Expiry
@@ -198,6 +199,7 @@ async def _described(dsn: str, codes: Sequence[str], seconds: dict[str, float]) 
     connection = await asyncpg.connect(dsn, command_timeout=LONG)
     try:
         await connection.execute("VACUUM ANALYZE rollups")
+        await read_once(connection, "rollups", "totals", "links", *await _detailed(connection))
         clicked = {row["short_code"] for row in await connection.fetch("SELECT short_code FROM totals")}
         clicks = await connection.fetchval("SELECT sum(clicks)::bigint FROM totals")
         hottest = await connection.fetchval("SELECT max(clicks) FROM totals")
@@ -210,3 +212,12 @@ async def _described(dsn: str, codes: Sequence[str], seconds: dict[str, float]) 
         await connection.close()
     known = [code for code in codes if code in clicked]  # of few clicks, not every link has one
     return History(known, clicks, hottest, seconds, raw, rolled_up, {row["span"]: row["rows"] for row in spans})
+
+
+async def _detailed(connection: "Connection") -> list[str]:
+    """The tables with the clicks of days whose hours are kept: those that tell what lies between rows."""
+    first = f"clicks_{hours_from(datetime.now(UTC)):%Y%m%d}"
+    rows = await connection.fetch(
+        "SELECT relname FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = 'clicks'::regclass"
+    )
+    return [row["relname"] for row in rows if row["relname"] >= first]

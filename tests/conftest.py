@@ -2,16 +2,19 @@
 
 import secrets
 from asyncio import AbstractEventLoop as Loop
-from collections.abc import AsyncIterator, Callable
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-from tests.support.databases import administer
+from tests.support.databases import fresh_database, unmade_database
+from tests.support.lending import drop_idle
+from tests.support.ordering import in_order
 from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis, Server
 from tests.support.servers.selection import configured
+
+__all__ = ["fresh_database", "unmade_database"]
 
 # A busy machine makes examples slow, and no property of ours is about time.
 settings.register_profile("refract", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +24,12 @@ settings.load_profile("refract")
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], Loop]]:
     """Tests run on the event loop that processes run on."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whoever runs the tests in one process has them in the order of their files."""
+    if hasattr(config, "workerinput"):
+        items[:] = in_order(items)
 
 
 def _address(server: type[Server]) -> str:
@@ -33,9 +42,11 @@ def _address(server: type[Server]) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_dsn() -> str:
+def postgres_dsn() -> Iterator[str]:
     """The DSN of a PostgreSQL on which this run may create and drop databases."""
-    return _address(PostgreSQL)
+    dsn = _address(PostgreSQL)
+    yield dsn
+    uvloop.run(drop_idle(dsn))
 
 
 @pytest.fixture(scope="session")
@@ -54,16 +65,6 @@ def rabbitmq_url() -> str:
 def kafka_bootstrap() -> str:
     """A Kafka as `host:port`."""
     return _address(Kafka)
-
-
-@pytest.fixture
-async def fresh_database(postgres_dsn: str) -> AsyncIterator[str]:
-    """The DSN of an empty PostgreSQL database that is dropped after the test."""
-    name = f"test_{secrets.token_hex(8)}"
-    # From template0, to which nobody can be connected: a visitor in template1 would refuse us the copy.
-    await administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
-    yield urlsplit(postgres_dsn)._replace(path=f"/{name}").geturl()
-    await administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

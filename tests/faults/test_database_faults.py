@@ -4,7 +4,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -227,6 +227,22 @@ async def _use_at_once(connections: ConnectionPool, number: int) -> set[int]:
             return connection.get_server_pid()
 
     return set(await asyncio.gather(*(use() for _ in range(number))))
+
+
+async def test_who_finds_no_connection_in_time_is_told(
+    watched: tuple[ConnectionPool, Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections, _ = watched
+    async with AsyncExitStack() as stack:
+        for _ in range(pool.MAX_CONNECTIONS):
+            await stack.enter_async_context(connections.connection())
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "ACQUIRE_TIMEOUT", 0.05)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=r"no connection was free within 0\.05 s"):
+                    await asyncio.wait_for(stack.enter_async_context(connections.connection()), 60)
+    assert len(await _use_at_once(connections, pool.MAX_CONNECTIONS)) == pool.MAX_CONNECTIONS
+    assert connections.size == pool.MAX_CONNECTIONS
 
 
 async def test_connections_that_idle_are_closed_but_two(watched: tuple[ConnectionPool, Watch]) -> None:

@@ -23,6 +23,8 @@ from tests.support.servers.rabbitmq import script
 from tests.support.waiting import eventually
 
 RECOVERY = 60.0
+NO_HEARTBEAT = "?heartbeat=600"
+"""For what must not be left to it: a connection that is dead would else be noticed within RECOVERY in any case."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ async def proxy(broker: RabbitMQ) -> AsyncIterator[FaultProxy]:
 @pytest.fixture
 async def proxied(buses: RabbitBuses, proxy: FaultProxy) -> AsyncIterator[RabbitBus]:
     """A bus through the proxy."""
-    bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+    bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/{NO_HEARTBEAT}")
     await bus.start()
     await bus.ping()
     yield bus
@@ -309,7 +311,7 @@ class TestConnection:
 
     async def test_starting_does_not_wait_for_a_broker_that_hangs(self, buses: RabbitBuses, proxy: FaultProxy) -> None:
         proxy.swallow()
-        bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/")
+        bus = RabbitBus(f"amqp://guest:guest@127.0.0.1:{proxy.port}/{NO_HEARTBEAT}")
         await asyncio.wait_for(bus.start(), RECOVERY)
         with pytest.raises(Unavailable):
             await bus.ping()

@@ -1,14 +1,19 @@
 """The README's walk-through, run as it stands: every command works, and prints what it is said to print."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests.support.commands import COMMAND, running
 from tests.support.servers.places import free_port
@@ -19,6 +24,7 @@ PROGRAM = ".venv/bin/refract"
 ADDRESS = "http://127.0.0.1:8080"
 MARK = "--- step ---"
 PATIENCE = 30.0
+SECONDS_FOR_A_COMMAND = 60.0
 HEADINGS = ("## Five minutes with curl", "### API keys", "### Text messages")
 
 
@@ -52,16 +58,21 @@ class Shell:
         self._errors = errors
 
     def prints(self, command: str) -> str:
-        """Run a command; what it prints."""
+        """Run a command; what it prints. One that does not end is the end of the shell."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{{\n{command}\n}} </dev/null\necho; echo '{MARK}'\n")
-        self._process.stdin.flush()
-        printed = ""
-        for line in self._process.stdout:
-            if line == f"{MARK}\n":
-                return printed
-            printed += line
+        timer = threading.Timer(SECONDS_FOR_A_COMMAND, os.killpg, (self._process.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            self._process.stdin.write(f"{{\n{command}\n}} </dev/null\necho; echo '{MARK}'\n")
+            self._process.stdin.flush()
+            printed = ""
+            for line in self._process.stdout:
+                if line == f"{MARK}\n":
+                    return printed
+                printed += line
+        finally:
+            timer.cancel()
         raise AssertionError(f"{command}\nfails after\n{printed}\nwith\n{self._errors.read_text()}")
 
 
@@ -81,6 +92,7 @@ def shell(folder: Path) -> Iterator[Shell]:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            start_new_session=True,  # so that it can be ended with all that it has started
         ) as process,
     ):
         yield Shell(process, errors)
@@ -107,6 +119,14 @@ def follow(step: Step, prints: Callable[[], str]) -> None:
     while line := missing(step, output := prints()):
         again = step.command.startswith("sleep ") and time.monotonic() < deadline
         assert again, f"{step.command}\nprints\n{output}\nwithout\n{line}"
+
+
+def test_a_command_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shell(tmp_path) as bash:
+        assert bash.prints("echo one") == "one\n\n"
+        monkeypatch.setattr(f"{__name__}.SECONDS_FOR_A_COMMAND", 0.5)
+        with pytest.raises(AssertionError, match=r"(?s)sleep 100.*fails after.*two"):
+            bash.prints("echo two; sleep 100")
 
 
 def test_the_walk_through_does_what_it_says(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from refract.runtime.statements import Statement
 from refract.services.analytics.commands import expiring, folding
 from refract.services.links.redirect import clicks, shelter
 from refract.services.sms.commands import configuring, sending
-from tests.support.databases import database, database_location, empty_location
+from tests.support.databases import database, database_location, empty_database, empty_location
 from tests.support.deliveries import deliveries, notifications_dsn, notifications_file, notifications_location
 from tests.support.fronts import front, in_process, proxied
 from tests.support.links import links
@@ -21,6 +21,7 @@ __all__ = [
     "database",
     "database_location",
     "deliveries",
+    "empty_database",
     "empty_location",
     "front",
     "in_process",

@@ -7,14 +7,13 @@ import msgspec
 import pytest
 
 from refract.kernel.errors import Invalid, NotFound
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.administering import Administering
 from refract.services.identity.domain.accounts import EmailTaken
 from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 
 PASSWORD = "a password of some length"
 OUTBOX = Statement("outbox", "Reads what was announced.", "SELECT event_type, payload FROM outbox ORDER BY id")
@@ -34,7 +33,7 @@ FOREIGN_ID = "7e0f4b1c-58a2-4d7e-9a53-0d8c8f2f3b11"
 @pytest.fixture
 async def identity(empty_location: Location) -> AsyncIterator[Database]:
     """A database with identity's tables."""
-    await migrate("identity", empty_location)
+    await furnish("identity", empty_location)
     database = await open_database(empty_location)
     yield database
     await database.close()

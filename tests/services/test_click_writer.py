@@ -1,6 +1,8 @@
 """The click writer: one commit for many clicks, no answer before its commit, and nothing lost on the way."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from refract.kernel.events import LINK_EXCHANGE
 from refract.runtime.fast_path import HeldAnswer
 from refract.runtime.ports import Database
 from refract.runtime.transactions import StatementFailed
-from refract.services.links.redirect import bundles, clicks
+from refract.services.links.redirect import bundles, clicks, shelter
 from refract.services.links.redirect.bundles import ROW_BYTES, ROW_CLICKS
+from refract.services.links.redirect.spool import Spool
 from tests.support.clicks import OUTBOX, Writing, click, numbers, numbers_in
 from tests.support.clocks import ManualClock
 from tests.support.spools import impatient, restless
@@ -271,6 +274,41 @@ async def test_draining_without_a_database_fills_the_spool(
     async with following.running():
         await eventually(lambda: not following.files)
     assert await numbers(writing.database) == list(range(5))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_disk_that_takes_its_time_has_each_click_once(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """It is longer at work than the drain waits for a database, or the writer is stopped meanwhile."""
+    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 0.3)
+    monkeypatch.setattr(shelter, "SPOOL_TIMEOUT", 60.0)
+    append, may_end, begun = writing.spool.append, threading.Event(), threading.Event()
+
+    def append_slowly(batch: Sequence[bytes]) -> int:
+        begun.set()
+        may_end.wait(60)
+        return append(batch)
+
+    monkeypatch.setattr(writing.spool, "append", append_slowly)
+    writing.guarded.trouble = AWAY
+    writing.record(*range(5))
+    if stopped:
+        async with writing.running():
+            await eventually(begun.is_set)
+    draining = asyncio.create_task(writing.writer.drain())
+    await eventually(begun.is_set)
+    await asyncio.sleep(2 * clicks.FLUSH_TIMEOUT)  # more than the database had
+    may_end.set()
+    await draining
+    assert writing.released == list(range(5))
+    assert writing.counted("clicks_spooled_total") == 5
+    left = Spool(writing.directory, writing.limit)
+    assert left.adopt() == 1
+    segment = left.next_segment()
+    assert segment is not None
+    assert segment.clicks() == [click(number) for number in range(5)]
+    left.close()
 
 
 async def test_draining_brings_the_spool_back(writing: Writing) -> None:

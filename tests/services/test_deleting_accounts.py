@@ -43,7 +43,7 @@ __all__ = ["empty_location", "identity", "identity_location"]
 pytestmark = pytest.mark.usefixtures("patient_locks")
 
 TABLES = ("users", "one_time_tokens", "revocations")
-NEWER = ("0004*", "0005*", "__pycache__")
+NEWER = ("0004*", "0005*", "0006*", "__pycache__")
 FOREIGN = Statement(
     "foreign",
     "Makes an account one of another issuer.",
@@ -274,14 +274,14 @@ async def test_a_verification_meanwhile_waits_and_finds_nothing(identity: Identi
 
 
 async def test_accounts_of_before_are_kept_with_their_tokens_and_rules(
-    empty_location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_database: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tmp_path / "before"
     shutil.copytree(migrations._folder("identity"), before, ignore=shutil.ignore_patterns(*NEWER))
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "_folder", lambda _: before)
-        await migrations.migrate("identity", empty_location)
-    database = await open_database(empty_location)
+        await migrations.migrate("identity", empty_database)
+    database = await open_database(empty_database)
     alice, foreign = User.local(EMAIL, "hash", START, role="administrator"), User.local("b@example.com", "", START)
     async with database.transaction() as tx:
         await Users().add(tx, alice)
@@ -290,8 +290,8 @@ async def test_accounts_of_before_are_kept_with_their_tokens_and_rules(
         await tx.execute(KEEP_TOKEN, user_id=alice.id, **values)
     kept = [await database.fetch(Statement("all", "Reads all.", f"SELECT * FROM {table}")) for table in TABLES]
     await database.close()
-    await migrations.migrate("identity", empty_location)
-    database = await open_database(empty_location)
+    await migrations.migrate("identity", empty_database)
+    database = await open_database(empty_database)
     try:
         assert [
             await database.fetch(Statement("all", "Reads all.", f"SELECT * FROM {table}")) for table in TABLES

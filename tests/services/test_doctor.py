@@ -6,6 +6,7 @@ import secrets
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,7 +26,26 @@ from tests.support.databases import Location, open_database
 
 AHEAD = Statement("ahead", "As a newer version would leave it.", "UPDATE alembic_version SET version_num = '9999'")
 HEAD = head_revision("links")
+SECONDS = 100.0
+"""For all that one test asks, however often: less than a test has, so that it is the doctor's time that is over."""
 KNOWS_LESS = f"wrong: the database of links is at revision 9999, and this version of Refract knows only up to {HEAD}"
+
+
+@pytest.fixture(autouse=True)
+def until(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a test may ask for so long."""
+    monkeypatch.setattr(Patience, "until", time.monotonic() + SECONDS)
+
+
+class Patience:
+    """What is left of the time for questions."""
+
+    until = 0.0
+
+    @classmethod
+    def left(cls) -> float:
+        """In seconds."""
+        return max(0.0, cls.until - time.monotonic())
 
 
 @pytest.fixture
@@ -61,7 +81,7 @@ async def neighbour() -> AsyncIterator[TestServer]:
 
 async def ask(*arguments: str, variables: Mapping[str, str] | None = None) -> tuple[int, dict[str, str]]:
     """The doctor's status, and what it says of each subject: "ok" or "wrong", and the words."""
-    done = await asyncio.to_thread(refract, "doctor", *arguments, variables=variables, timeout=60)
+    done = await asyncio.to_thread(refract, "doctor", *arguments, variables=variables, timeout=Patience.left())
     assert done.stderr == ""
     found = {}
     for line in done.stdout.splitlines():
@@ -75,11 +95,10 @@ async def ask_until(
     is_found: Callable[[Mapping[str, str]], bool], variables: Mapping[str, str]
 ) -> tuple[int, dict[str, str]]:
     """The same of real servers, which a busy machine may make slower than the doctor has patience for: asked again."""
-    for _ in range(4):
+    while True:
         status, found = await ask(variables=variables)
-        if is_found(found):
-            break
-    return status, found
+        if is_found(found) or Patience.left() < SECONDS / 2:
+            return status, found
 
 
 async def lead(location: Location) -> None:

@@ -1,15 +1,20 @@
 """No click more or less, whoever counts and whoever else folds while days and months are folded."""
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
 from refract.services.analytics.commands import folding, merging
 from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
+from refract.services.analytics.store.turns import Overtaken
 from tests.support.databases import open_database
 from tests.support.periods import (
     DAYS,
@@ -88,11 +93,11 @@ async def test_a_click_that_lands_between_the_days_and_their_month_is_not_lost(
         await periods.fold()
     fold_due = folding.Folding._fold_due
 
-    async def interrupted(self: folding.Folding, turn: Any, span: int) -> int:
-        folded = await fold_due(self, turn, span)
+    async def interrupted(self: folding.Folding, turn: Any, span: int) -> AsyncIterator[int]:
+        async for rows in fold_due(self, turn, span):
+            yield rows
         if span == DAY:
             await periods.count(a_click(late, visitor=3))
-        return folded
 
     with monkeypatch.context() as patched:
         patched.setattr(folding.Folding, "_fold_due", interrupted)
@@ -169,6 +174,30 @@ async def test_one_who_was_overtaken_writes_nothing_old(periods: PeriodsWorld, m
     assert await periods.fold() == 0
     assert [row["clicks"] for row in await periods.rows(DAY)] == [3]
     assert [row["clicks"] for row in await periods.rows(MONTH)] == [3]
+
+
+@pytest.mark.parametrize("end", [Overtaken(), Unavailable("database", "nobody answers")])
+async def test_what_was_written_before_is_told(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: Exception
+) -> None:
+    """By whomever the rest is done, and when."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(folding, "CHUNK_LINKS", 2)
+    await periods.count(*(a_click(YESTERDAY, f"code-{number}") for number in range(5)))
+    merge, merged = merging.Merging.merge, 0
+
+    async def ended(self: merging.Merging, *rest: Any) -> merging.Merged:
+        nonlocal merged
+        merged += 1
+        if merged == 3:
+            raise end
+        return await merge(self, *rest)
+
+    monkeypatch.setattr(merging.Merging, "merge", ended)
+    with suppress(Unavailable):
+        assert await periods.fold() == 4
+    assert len(await periods.rows(DAY)) == 4
+    assert [record.__dict__["rows"] for record in caplog.records if record.msg == "periods folded"] == [4]
 
 
 async def test_an_hour_that_has_got_a_click_since_it_was_counted_is_not_corrected(

@@ -16,9 +16,7 @@ from refract.kernel.errors import Misconfigured, Unavailable
 from refract.runtime import migrations
 from refract.runtime.migrations import current_revision, head_revision, migrate
 from refract.runtime.statements import Statement
-from tests.support.databases import Location, empty_location, open_database
-
-__all__ = ["empty_location"]
+from tests.support.databases import Location, open_database
 
 SERVICES = ("links", "analytics", "identity", "notifications", "sms", "projects")
 HEAVY = """
@@ -47,11 +45,11 @@ async def tables(location: Location) -> list[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_every_service_reaches_its_newest_revision(service: str, empty_location: Location) -> None:
-    assert await current_revision(empty_location) is None
-    await migrate(service, empty_location)
-    assert await current_revision(empty_location) == head_revision(service)
-    assert {"alembic_version", "inbox", "inbox_attempts", "outbox"} <= set(await tables(empty_location))
+async def test_every_service_reaches_its_newest_revision(service: str, empty_database: Location) -> None:
+    assert await current_revision(empty_database) is None
+    await migrate(service, empty_database)
+    assert await current_revision(empty_database) == head_revision(service)
+    assert {"alembic_version", "inbox", "inbox_attempts", "outbox"} <= set(await tables(empty_database))
 
 
 def test_every_folder_of_migrations_is_tested() -> None:
@@ -72,41 +70,41 @@ def test_revisions_are_numbered_without_gaps_and_each_follows_the_last(service: 
         previous = file.name[:4]
 
 
-async def test_migrating_again_changes_nothing(empty_location: Location) -> None:
-    await migrate("links", empty_location)
-    before = await tables(empty_location)
-    await migrate("links", empty_location)
-    assert await tables(empty_location) == before
+async def test_migrating_again_changes_nothing(empty_database: Location) -> None:
+    await migrate("links", empty_database)
+    before = await tables(empty_database)
+    await migrate("links", empty_database)
+    assert await tables(empty_database) == before
 
 
-async def test_several_processes_may_start_at_once(empty_location: Location) -> None:
-    command = [sys.executable, "-c", HEAVY, "links", str(empty_location)]
+async def test_several_processes_may_start_at_once(empty_database: Location) -> None:
+    command = [sys.executable, "-c", HEAVY, "links", str(empty_database)]
     processes = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL) for _ in range(4)]
     assert [await process.wait() for process in processes] == [0, 0, 0, 0]
-    assert await current_revision(empty_location) == head_revision("links")
+    assert await current_revision(empty_database) == head_revision("links")
 
 
 async def test_nobody_migrates_while_another_process_does(
-    empty_location: Location, monkeypatch: pytest.MonkeyPatch
+    empty_database: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with held_lock(empty_location):
+    async with held_lock(empty_database):
         with monkeypatch.context() as impatient:
             impatient.setattr(migrations, "LOCK_TIMEOUT", 0.2)
             with pytest.raises(Unavailable):
-                await migrate("links", empty_location)
-        assert await current_revision(empty_location) is None
-    await migrate("links", empty_location)
-    assert await current_revision(empty_location) == head_revision("links")
+                await migrate("links", empty_database)
+        assert await current_revision(empty_database) is None
+    await migrate("links", empty_database)
+    assert await current_revision(empty_database) == head_revision("links")
 
 
 async def test_the_wait_for_another_process_can_be_given_up(
-    empty_location: Location, monkeypatch: pytest.MonkeyPatch
+    empty_database: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrations, "LOCK_TIMEOUT", 90)
-    async with held_lock(empty_location), asyncio.timeout(45):
+    async with held_lock(empty_database), asyncio.timeout(45):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await migrate("links", empty_location)
+                await migrate("links", empty_database)
         # As a process does at its end: it waits for its threads.
         await asyncio.get_running_loop().shutdown_default_executor()
 
@@ -127,22 +125,22 @@ async def held_lock(location: Location) -> AsyncIterator[None]:
         await connection.close()
 
 
-async def test_a_start_without_anything_to_do_imports_no_alembic(empty_location: Location) -> None:
-    command = [sys.executable, "-c", HEAVY, "links", str(empty_location)]
+async def test_a_start_without_anything_to_do_imports_no_alembic(empty_database: Location) -> None:
+    command = [sys.executable, "-c", HEAVY, "links", str(empty_database)]
     first = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, text=True)
     second = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, text=True)
     assert "alembic" in first.stdout
     assert second.stdout == "[]\n"
 
 
-async def test_a_database_that_is_newer_than_the_code_is_refused(empty_location: Location) -> None:
-    await migrate("links", empty_location)
-    database = await open_database(empty_location)
+async def test_a_database_that_is_newer_than_the_code_is_refused(empty_database: Location) -> None:
+    await migrate("links", empty_database)
+    database = await open_database(empty_database)
     async with database.transaction() as tx:
         await tx.execute(SET_REVISION, revision="9999")
     await database.close()
     with pytest.raises(Misconfigured, match=r"links is at revision 9999.*knows only up to"):
-        await migrate("links", empty_location)
+        await migrate("links", empty_database)
 
 
 @pytest.fixture
@@ -164,24 +162,24 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind_and_can_be_tried_again(
-    empty_location: Location, history: Path
+    empty_database: Location, history: Path
 ) -> None:
     with pytest.raises(ZeroDivisionError):
-        await migrate("lamps", empty_location)
-    assert await tables(empty_location) == []
+        await migrate("lamps", empty_database)
+    assert await tables(empty_database) == []
     broken = history / "0002_broken.py"
     broken.write_text(broken.read_text().replace("    raise ZeroDivisionError\n", ""))
-    await migrate("lamps", empty_location)
-    assert await tables(empty_location) == ["alembic_version", "lamps", "shades"]
-    assert await current_revision(empty_location) == "0002"
+    await migrate("lamps", empty_database)
+    assert await tables(empty_database) == ["alembic_version", "lamps", "shades"]
+    assert await current_revision(empty_database) == "0002"
 
 
-async def test_only_what_is_missing_is_applied(empty_location: Location, history: Path) -> None:
+async def test_only_what_is_missing_is_applied(empty_database: Location, history: Path) -> None:
     second = history / "0002_broken.py"
     text = second.read_text()
     second.unlink()
-    await migrate("lamps", empty_location)
-    assert await current_revision(empty_location) == "0001"
+    await migrate("lamps", empty_database)
+    assert await current_revision(empty_database) == "0001"
     second.write_text(text.replace("    raise ZeroDivisionError\n", ""))
-    await migrate("lamps", empty_location)
-    assert migrations.head_revision("lamps") == await current_revision(empty_location) == "0002"
+    await migrate("lamps", empty_database)
+    assert migrations.head_revision("lamps") == await current_revision(empty_database) == "0002"

@@ -189,8 +189,9 @@ async def test_without_a_database_no_browser_keeps_what_expires(redirects: Redir
     for passed, age in ((290, 90), (60, 50), (45, 5)):
         redirects.clock.advance(passed)
         for server in (instance.fast, instance.slow):
-            answer = await fetch(server.port, f"/{code}")
-            assert (answer.status, answer.headers["cache-control"]) == (301, f"private, max-age={age}")
+            for proof in ((), ("Authorization: Bearer x",)):
+                answer = await fetch(server.port, f"/{code}", *proof)
+                assert (answer.status, answer.headers["cache-control"]) == (301, f"private, max-age={age}")
     redirects.clock.advance(6)
     assert (await told(instance.fast, code))[0] == 503
 

@@ -23,11 +23,10 @@ EDGE = (START - timedelta(days=6), START - timedelta(days=6) + timedelta(minutes
 
 ONE_LINK: dict[str, Any] = {
     "short_code": HOT,
-    "hours": [start_of(START, HOUR) - timedelta(hours=number) for number in range(5)],
+    "firsts": [microseconds_of(start_of(START, HOUR) - timedelta(days=number)) for number in range(5)],
+    "lasts": [microseconds_of(start_of(START, HOUR) - timedelta(days=number, hours=-3)) for number in range(5)],
     "days": [start_of(START, DAY) - timedelta(days=number) for number in range(5)],
     "months": [start_of(START, MONTH)],
-    "open_from": start_of(START, DAY),
-    "open_to": START,
     **{f"{plural}_from": START - timedelta(days=20) for plural in ("hours", "days", "months")},
     **{f"{plural}_to": START for plural in ("hours", "days", "months")},
     "starts": [microseconds_of(EDGE[0])],

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from refract.kernel.ids import new_event_id
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.sms.commands.auditing import Auditing
@@ -17,7 +16,7 @@ from refract.services.sms.queries.attempts import AttemptPage, AttemptQueries
 from refract.services.sms.queries.requests import PageRequest, SummaryRequest
 from refract.services.sms.queries.summaries import Summary, SummaryQueries
 from tests.support.clocks import START, ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 
 ATTEMPTS = Statement("attempts", "Reads all attempts.", "SELECT * FROM attempts ORDER BY occurred_at, event_id")
 MINUTES = Statement("minutes", "Reads all counts.", "SELECT * FROM attempt_minutes ORDER BY user_id, minute")
@@ -70,7 +69,7 @@ def minutes_before(number: float, moment: datetime = START) -> datetime:
 @pytest.fixture
 async def sms_location(empty_location: Location) -> Location:
     """A database with the tables of sms."""
-    await migrate("sms", empty_location)
+    await furnish("sms", empty_location)
     return empty_location
 
 

@@ -12,13 +12,12 @@ from refract.kernel.events import Event
 from refract.runtime.inbox import Inbox
 from refract.runtime.messages import DeadLetter, Message, Queue
 from refract.runtime.metrics import Metrics
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, EventBus, Row
 from refract.runtime.service import Reaction
 from refract.runtime.statements import Statement
 from tests.support.buses import Buses
 from tests.support.clocks import START, ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 from tests.support.worlds import buses_beside
 
 LINKS = Statement("links", "Reads what is known of links.", "SELECT * FROM links ORDER BY short_code")
@@ -118,7 +117,7 @@ class Between:
 
 
 async def _between(service: str, location: Location, request: pytest.FixtureRequest) -> AsyncIterator[Between]:
-    await migrate(service, location)
+    await furnish(service, location)
     database, buses = await open_database(location), buses_beside(location, request)
     bus = await buses.open()
     own = OwnExchange(bus, buses.exchange)

@@ -109,6 +109,8 @@ class House:
     """Of the services, and of the gateway."""
     reached: Counter[str] = field(default_factory=Counter)
     """How many requests came to each service, by whichever door."""
+    served: dict[str, set[str]] = field(default_factory=dict)
+    """The paths that each service knows, described or not."""
 
     def token(self, user_id: str, email: str) -> str:
         """A good token."""
@@ -201,7 +203,9 @@ async def _open_services(
         await migrate(name, location)
         house.databases[name] = database = await open_database(location)
         stack.push_async_callback(database.close)
-        applications[name] = _noting((await _build(house, name, engines, folder, stack)).application, house, name)
+        application: Any = (await _build(house, name, engines, folder, stack)).application
+        house.served[name] = {route.path_format for route in application._app.routes}
+        applications[name] = _noting(application, house, name)
         house.ports[name] = (await stack.enter_async_context(running(applications[name]))).port
     return applications
 

@@ -14,7 +14,6 @@ import pytest
 from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
 from refract.runtime.metrics import Metrics
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, RateLimiter
 from refract.runtime.service import Foundation, Service
 from refract.runtime.statements import Statement
@@ -27,7 +26,7 @@ from refract.services.identity.settings import IdentitySettings
 from refract.services.identity.store import Users
 from tests.support.buses import Buses
 from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 from tests.support.http import Answer, Client, running
 from tests.support.redis_twins import connected
 from tests.support.worlds import buses_beside
@@ -173,7 +172,7 @@ class IdentityWorld:
 @pytest.fixture
 async def identity_location(empty_location: Location) -> Location:
     """A database with the tables of identity."""
-    await migrate("identity", empty_location)
+    await furnish("identity", empty_location)
     return empty_location
 
 

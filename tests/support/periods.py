@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from refract.kernel.ids import new_event_id
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.analytics.adapters.enriching import Enricher
@@ -24,7 +23,7 @@ from refract.services.analytics.domain.sketches import Sketch, merge_sketches
 from refract.services.analytics.domain.tallies import Tally
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START, ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 
 TODAY = datetime(2026, 3, 1, tzinfo=UTC)
 YESTERDAY = datetime(2026, 2, 28, tzinfo=UTC)
@@ -232,7 +231,7 @@ KEPT = {
 @asynccontextmanager
 async def open_periods(location: Location) -> AsyncIterator[PeriodsWorld]:
     """A world on an empty database, and later in another process on the same."""
-    await migrate("analytics", location)
+    await furnish("analytics", location)
     database = await open_database(location)
     yield PeriodsWorld(location, database, ManualClock(START), dict(KEPT))
     await database.close()

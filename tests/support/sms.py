@@ -23,7 +23,6 @@ from refract.runtime.distributed.state_store import DistributedStateStore
 from refract.runtime.embedded.record_log import EmbeddedRecordLog
 from refract.runtime.embedded.state_store import EmbeddedStateStore
 from refract.runtime.metrics import Metrics
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database, RecordLog, RecordReader, Row, StateStore
 from refract.runtime.records import Record, Topic
 from refract.runtime.service import Foundation, Service
@@ -36,7 +35,7 @@ from refract.services.sms.domain.limits import Limit, Slice
 from refract.services.sms.service import build_sms
 from refract.services.sms.settings import SmsSettings
 from refract.services.sms.store.limits import keep_counts, read_limit
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 from tests.support.http import Answer, Client, running
 from tests.support.redis_twins import PATIENT, connected
 from tests.support.waiting import eventually
@@ -312,7 +311,7 @@ async def sms_world(
     redis_deadline: float = PATIENT,
 ) -> AsyncIterator[SmsWorld]:
     """A world on an empty database; `redis` and `kafka` name others than the usual."""
-    await migrate("sms", location)
+    await furnish("sms", location)
     buses = buses_beside(location, request)
     async with AsyncExitStack() as stack:
         database = await open_database(location)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from refract.runtime.embedded.database import EmbeddedDatabase
-from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
 from refract.services.links.redirect import clicks, shelter
+from tests.support.databases import furnish
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
     """A database of this test alone."""
-    await migrate("links", tmp_path / "test.db")
+    await furnish("links", tmp_path / "test.db")
     database = await EmbeddedDatabase.open(tmp_path / "test.db")
     yield database
     await database.close()

@@ -16,13 +16,12 @@ from refract.kernel.ids import new_event_id
 from refract.runtime.inbox import Handle, Inbox
 from refract.runtime.messages import DeadLetter, Message, Queue
 from refract.runtime.metrics import Metrics
-from refract.runtime.migrations import migrate
 from refract.runtime.outbox import Relay
 from refract.runtime.ports import Database, EventBus, QueueReader, Row, Transaction
 from refract.runtime.statements import Statement
 from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
 from tests.support.clocks import ManualClock
-from tests.support.databases import Location, open_database
+from tests.support.databases import Location, furnish, open_database
 
 CREATE_EFFECTS = Statement("create_effects", "Makes the table.", "CREATE TABLE effects (number INTEGER NOT NULL)")
 ADD_EFFECT = Statement("add_effect", "Notes a number.", "INSERT INTO effects (number) VALUES (:number)")
@@ -187,7 +186,7 @@ async def open_world(
     location: Location, buses: Buses, *, clock: Clock | None = None, prefetch: int = 500
 ) -> AsyncIterator[World]:
     """A world on an empty database; its queue is named and not yet declared."""
-    await migrate("links", location)
+    await furnish("links", location)
     world = await _enter(location, buses, clock or ManualClock(datetime.now(UTC)), prefetch)
     async with world.database.transaction() as tx:
         await tx.execute(CREATE_EFFECTS)

@@ -59,7 +59,7 @@ def rows_of(folded: Folded, some: Iterable[tuple[int, bool]], sweep: Sweep) -> l
         for span in (HOUR, DAY, MONTH):
             found.setdefault((span, minute_of(start_of(moment_of(minute), span))), []).append((minute, bot))
     wanted = sweep.wanted
-    asked = [(HOUR, start) for start in (*wanted.hours, *range(*wanted.open_hours))]
+    asked = [(HOUR, start) for stretch in wanted.hours for start in range(*stretch)]
     asked += [(DAY, start) for start in wanted.days] + [(MONTH, start) for start in wanted.months]
     assert len(asked) == len(set(asked)), "no row is read twice"
     assert all(span == HOUR or (span, start) not in folded.stale for span, start in asked)
@@ -100,7 +100,7 @@ def test_hours_of_any_zone_are_read_from_the_days() -> None:
     for zone in ("UTC", "Asia/Kolkata", "Asia/Kathmandu", "Australia/Lord_Howe"):
         division = divide(span, Interval.HOUR, zone_of(zone), 1_000)
         assert division is not None
-        wanted = Sweep(Folded(JUNE, MARCH), Moments.of_division(division).lasts).wanted
+        wanted = Sweep(Folded(JUNE, MARCH), Moments.of_division(division).points()).wanted
         assert (len(wanted.days), wanted.hours, wanted.months) == (28, [], [])
 
 
@@ -111,8 +111,7 @@ def test_days_of_utc_are_read_from_the_months() -> None:
 
 def test_where_nothing_is_folded_hours_are_not_asked_for_one_by_one() -> None:
     wanted = Sweep(Folded(0, 0), [0, JUNE]).wanted
-    assert wanted.open_hours == (0, JUNE)
-    assert (wanted.hours, wanted.days, wanted.months) == ([], [], [])
+    assert (wanted.hours, wanted.days, wanted.months) == ([(0, JUNE)], [], [])
 
 
 moments = st.datetimes(datetime(2026, 3, 1), datetime(2026, 3, 1, 0, 9), timezones=st.just(UTC))  # noqa: DTZ001  # bounds have no zone; `timezones` gives it
@@ -137,7 +136,7 @@ def test_moments_are_whole_minutes_and_what_is_left_beside_these(
     asked = Moments.of(some).within(cut)
     for bucket, (start, stop) in enumerate(pairwise(bounds)):
         pieces = [(first, last) for number, first, last in asked.edges() if number == bucket]
-        minute, last_minute = asked.firsts[bucket], asked.lasts[bucket + 1]
+        minute, last_minute = asked.first(bucket), asked.minutes[bucket + 1]
         if minute < last_minute:
             pieces.append((moment_of(minute), moment_of(last_minute)))
         assert sum([last - first for first, last in pieces], timedelta()) == stop - start

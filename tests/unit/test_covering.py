@@ -32,7 +32,7 @@ def foldings(draw: st.DrawFn) -> Folded:
 def read(cover: Cover) -> list[RowKey]:
     """The rows that are read, if there is one for every period."""
     wanted = cover.wanted
-    rows = [(HOUR, start) for start in (*wanted.hours, *range(*wanted.open_hours, 60))]
+    rows = [(HOUR, start) for stretch in wanted.hours for start in range(*stretch, 60)]
     return [*rows, *((DAY, start) for start in wanted.days), *((MONTH, start) for start in wanted.months)]
 
 
@@ -51,8 +51,8 @@ def test_every_hour_is_covered_once_by_rows_that_may_be_trusted(folded: Folded, 
     for span, start in rows:
         assert span == HOUR or (span, start) not in folded.stale
         assert start < (folded.months_until if span == MONTH else folded.days_until if span == DAY else JUNE)
-        for bucket in cover.buckets((span, start)):
-            found.setdefault(bucket, []).append((start, minute_of(end_of(moment_of(start), span))))
+        bucket = cover.bucket((span, start))
+        found.setdefault(bucket, []).append((start, minute_of(end_of(moment_of(start), span))))
     for bucket, (start, end) in enumerate(wanted):
         parts = sorted(found[bucket])
         assert (parts[0][0], parts[-1][1]) == (start, end)
@@ -62,8 +62,16 @@ def test_every_hour_is_covered_once_by_rows_that_may_be_trusted(folded: Folded, 
 def test_where_nothing_is_folded_hours_are_not_asked_for_one_by_one() -> None:
     cover = Cover(Folded(0, 0))
     cover.add(0, 0, JUNE)
-    assert cover.wanted.open_hours == (0, JUNE)
-    assert (cover.wanted.hours, cover.wanted.days, cover.wanted.months) == ([], [], [])
+    assert (cover.wanted.hours, cover.wanted.days, cover.wanted.months) == ([(0, JUNE)], [], [])
+
+
+def test_hours_beside_each_other_are_one_stretch() -> None:
+    cover = Cover(Folded(JUNE, JANUARY))
+    evenings = [JANUARY + day * DAY_MINUTES + 19 * 60 for day in range(5)]
+    for bucket, (start, end) in enumerate(pairwise(evenings)):
+        cover.add(bucket, start, end)
+    assert cover.wanted.hours == [(evenings[0], evenings[-1])]
+    assert [cover.bucket((HOUR, evening + 600)) for evening in evenings[:-1]] == [0, 1, 2, 3]
 
 
 def test_a_year_is_twelve_rows() -> None:

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _JSON = (b"content-type", b"application/json")
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _OURS = frozenset({b"x-correlation-id", _NO_SNIFFING[0]})
+_FOR_NO_CACHE = (b"cache-control", b"no-store")
+_HEALTH = "/health"
 _PLAIN = re.compile(r"[A-Z]{1,10} [A-Za-z0-9._~!$&'()*+,;=:@/%-]*\Z")
 """A method and a path in which JSON has nothing to escape."""
 
@@ -41,11 +43,17 @@ class Edge:
         *,
         metrics: Metrics | None = None,
         addresses: ClientAddresses | None = None,
+        answers_callers: bool = True,
     ) -> None:
+        """What is answered to somebody with a token is for no cache, unless the application says otherwise.
+
+        `answers_callers` is for those who answer themselves: who only passes on what others say adds nothing to it.
+        """
         self._app = app
         self._service = service
         self._metrics = metrics
         self._addresses = addresses or ClientAddresses()
+        self._answers_callers = answers_callers
         self._lines = RequestLog(service)
         self._health = b'{"status":"ok","service":"%s"}' % service.encode()
 
@@ -55,19 +63,21 @@ class Edge:
         status = 0
         # Routing changes the path in the scope.
         method, path = scope["method"], scope["path"]
-        correlation_id = self._introduce(scope)
+        correlation_id, is_personal = self._introduce(scope)
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = ended_with(scope) or message["status"]
                 kept = [field for field in message.get("headers", ()) if field[0] not in _OURS]
+                if is_personal and not any(field[0] == _FOR_NO_CACHE[0] for field in kept):
+                    kept.append(_FOR_NO_CACHE)
                 message["headers"] = [*kept, (b"x-correlation-id", correlation_id.encode()), _NO_SNIFFING]
             await send(message)
 
         with correlated(correlation_id), serving(self._service):
             try:
-                if path == "/health":
+                if path == _HEALTH:
                     scope["path_template"] = path
                     await answer(send_marked, 200, self._health)
                 else:
@@ -85,21 +95,27 @@ class Edge:
                     self._metrics.request(self._service, method, route, status, seconds)
                 self._note(method, path, status, begun, correlation_id)
 
-    def _introduce(self, scope: Scope) -> str:
-        """Find out who asks and under which id, and leave both where handlers look for them."""
+    def _introduce(self, scope: Scope) -> tuple[str, bool]:
+        """Find out who asks and under which id, and leave both where handlers look for them.
+
+        Tells the id, and whether the answer is to somebody with a token, as keys and sessions are behind the gateway.
+        """
         offered: str | None = None
+        is_personal = False
         forwarded_for: list[bytes] = []
         for name, value in scope["headers"]:
             if name == b"x-correlation-id" and offered is None:
                 offered = value.decode("latin-1")
             elif name == b"x-forwarded-for":
                 forwarded_for.append(value)
+            elif name == b"authorization":
+                is_personal = self._answers_callers and scope["path"] != _HEALTH
         correlation_id = accept_correlation_id(offered)
         client = scope.get("client")
         state = scope.setdefault("state", {})
         state["correlation_id"] = correlation_id
         state["client_address"] = self._addresses.find(client[0], forwarded_for) if client else ""
-        return correlation_id
+        return correlation_id, is_personal
 
     def _note(self, method: str, path: str, status: int, begun: float, correlation_id: str) -> None:
         """Log a request: with others, where the line can be written as it stands, which takes a tenth of the time."""

@@ -7,9 +7,11 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from signal import SIGINT, SIGQUIT
+from typing import ClassVar
 
 import asyncpg
 
@@ -56,6 +58,8 @@ class PostgreSQL(Server):
     package = "postgresql"
     stop_signal = SIGINT  # fast shutdown: clients are cut off, transactions rolled back
     last_signal = SIGQUIT  # immediate shutdown: its children go with it
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Beside those that it cannot do without."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,6 +128,7 @@ class PostgreSQL(Server):
             "port": self.port,
             "unix_socket_directories": self.folder,
             "max_connections": 200,
+            **self.settings,
         }
         command = [self._program("postgres"), "-D", str(self.folder / "data")]
         for key, value in settings.items():

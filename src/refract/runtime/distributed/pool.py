@@ -132,11 +132,10 @@ class ConnectionPool:
 
     async def _take(self) -> _Pooled:
         self._check_open()
-        try:
-            async with asyncio.timeout(ACQUIRE_TIMEOUT):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise Unavailable("database", f"no connection was free within {ACQUIRE_TIMEOUT:g} s") from None
+        if self._slots.locked():
+            await self._wait_for_slot()
+        else:
+            await self._slots.acquire()  # at once: nobody needs a clock for that
         self._lent += 1
         try:
             self._check_open()
@@ -145,6 +144,13 @@ class ConnectionPool:
             self._lent -= 1
             self._slots.release()
             raise
+
+    async def _wait_for_slot(self) -> None:
+        try:
+            async with asyncio.timeout(ACQUIRE_TIMEOUT):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Unavailable("database", f"no connection was free within {ACQUIRE_TIMEOUT:g} s") from None
 
     def _check_open(self) -> None:
         if self._closed:

@@ -159,6 +159,9 @@ ROUTES: tuple[Route, ...] = (
     _route(GET, "/api/sms/audit/summary", "sms", "administrator"),
 )
 
+INNER = ("/api/keys/resolve", "/api/keys/uses")
+"""Where rows with a parameter would lead to what services have for us alone: nothing is there, by any method."""
+
 OWN_PATHS = ("/health", "/ready", "/metrics", "/docs")
 """What every service serves itself, the gateway too: never forwarded, and no short code."""
 
@@ -192,7 +195,7 @@ def resolve(method: str, path: str) -> Match | WrongMethod | None:
         child = node.words.get(segment)
         if child is None:
             child = node.parameter
-            if child is None or not _may_be_a_value(segment):
+            if child is None or not _may_be_a_value(segment) or unquote(segment) in node.words:
                 return None
             values[child.name] = segment
         node = child
@@ -247,15 +250,20 @@ class _Node:
         return self.parameter
 
 
-def _grow(routes: Iterable[Route]) -> _Node:
+def _grow(routes: Iterable[Route], inner: Iterable[str]) -> _Node:
     root = _Node()
     for route in routes:
-        node = root
-        for segment in route.path.split("/")[1:]:
-            node = node.child(segment)
-        node.routes |= dict.fromkeys(route.methods, route)
+        _leaf(root, route.path).routes |= dict.fromkeys(route.methods, route)
+    for path in inner:
+        _leaf(root, path)
     return root
 
 
-_TREE = _grow(ROUTES)
+def _leaf(node: _Node, path: str) -> _Node:
+    for segment in path.split("/")[1:]:
+        node = node.child(segment)
+    return node
+
+
+_TREE = _grow(ROUTES, INNER)
 _NO_VALUES = reserved_words() | {".", ".."}

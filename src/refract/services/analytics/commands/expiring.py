@@ -1,7 +1,7 @@
 """Expiry: hours, days and months lose dimensions and visitors when their time is over, and keep their counts."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
@@ -40,28 +40,30 @@ class Expiry:
         turn = Turn(self._database)
         try:
             for span in SPANS:
-                cleared += await self._expire(turn, span)
+                async for rows in self._expire(turn, span):
+                    cleared += rows
         except Overtaken:
             log.debug("another process lets details expire")
-        if cleared:
-            log.info("details expired", extra={"rows": cleared})
+        finally:  # however it ended, what is gone is gone
+            if cleared:
+                log.info("details expired", extra={"rows": cleared})
         return cleared
 
-    async def _expire(self, turn: Turn, span: int) -> int:
-        cleared = 0
+    async def _expire(self, turn: Turn, span: int) -> AsyncIterator[int]:
+        """Tells of each unit how many of its rows lost their details."""
         while True:
             watermarks = (await turn.look()).watermarks
             # Whoever moved it may have died before the rows were cleared: of one unit, because each clears first.
-            cleared += await self._clear(span, watermarks.expired[span])
+            yield await self._clear(span, watermarks.expired[span])
             goal = start_of(self._clock.now() - self._kept[span], UNIT[span])
             if await self._next(self._database, span, watermarks, goal) <= watermarks.expired[span]:
-                return cleared
+                return
             async with turn.transaction() as tx:
                 await tx.execute(BE_BRIEF)
                 await tx.execute(TAKE_PERIODS)
                 moment = await self._next(tx, span, watermarks, goal)
                 if moment <= watermarks.expired[span]:
-                    return cleared
+                    return
                 await tx.execute(EXPIRE, span=span, moment=moment)
                 if span != MONTH:
                     # A click in an hour without details goes straight to its day, which must not be folded any more.

@@ -73,17 +73,19 @@ class Folding:
         try:
             for span in (DAY, MONTH):
                 await turn.look()
-                folded += await self._fold_marked(turn, span)
-                folded += await self._fold_due(turn, span)
+                async for rows in self._fold_marked(turn, span):
+                    folded += rows
+                async for rows in self._fold_due(turn, span):
+                    folded += rows
         except Overtaken:
             log.debug("another process folds")
-        if folded:
-            log.info("periods folded", extra={"rows": folded})
+        finally:  # however it ended, what was written is written
+            if folded:
+                log.info("periods folded", extra={"rows": folded})
         return folded
 
-    async def _fold_marked(self, turn: Turn, span: int) -> int:
-        """Go over the marks once; those that come behind us are for the next time."""
-        folded = 0
+    async def _fold_marked(self, turn: Turn, span: int) -> AsyncIterator[int]:
+        """Go over the marks once; those that come behind us are for the next time. Tells of each chunk's rows."""
         for period in await self._database.fetch(MARKED_PERIODS, span=span):
             begin, code = period["starts_at"], ""
             scope = {"span": span, "finer": span - 1, "begin": begin, "end": end_of(begin, span), "page": PAGE}
@@ -99,18 +101,17 @@ class Folding:
                 # A page of one link's marks comes again, until all of them are gone: its readers have to read them all.
                 async for codes in self._chunks(span, begin, list(marks)):
                     seen = set[str]().union(*(marks[code] for code in codes))
-                    folded += await self._write(turn, _Chunk(span, begin, codes, marks=seen))
-        return folded
+                    yield await self._write(turn, _Chunk(span, begin, codes, marks=seen))
 
-    async def _fold_due(self, turn: Turn, span: int) -> int:
-        """One period after the other, the one that somebody left unfinished first."""
-        folded = 0
+    async def _fold_due(self, turn: Turn, span: int) -> AsyncIterator[int]:
+        """One period after the other, the one that somebody left unfinished first. Tells of each chunk's rows."""
         while True:
             progress = await turn.look()
             if (position := progress.position[span]) is not None:
-                folded += await self._walk(turn, span, *position)
+                async for rows in self._walk(turn, span, *position):
+                    yield rows
             elif not await self._close_next(turn, span, progress):
-                return folded
+                return
 
     async def _close_next(self, turn: Turn, span: int, progress: Progress) -> bool:
         """Close the next period that has rows and is over; whether there was one."""
@@ -142,19 +143,17 @@ class Folding:
         begin = start_of(first, span)
         return begin if end_of(begin, span) + GRACE <= self._clock.now() else None
 
-    async def _walk(self, turn: Turn, span: int, at: datetime, code: str) -> int:
+    async def _walk(self, turn: Turn, span: int, at: datetime, code: str) -> AsyncIterator[int]:
         """Fold a closed period from where its walk is; each link at the first row that it has in the period."""
-        folded = 0
         begin = start_of(at, span)
         while at < end_of(begin, span):
             page = await self._database.fetch(WALK, span=span - 1, begin=begin, at=at, code=code, page=PAGE)
             due = [row["short_code"] for row in page if row["first"]]
             async for codes in self._chunks(span, begin, due):
-                folded += await self._write(turn, _Chunk(span, begin, codes, position=(at, codes[-1])))
+                yield await self._write(turn, _Chunk(span, begin, codes, position=(at, codes[-1])))
             at, code = (at, page[-1]["short_code"]) if len(page) == PAGE else (end_of(at, span - 1), "")
         async with turn.transaction() as tx:
             await tx.execute(TRUST_PERIOD, span=span)
-        return folded
 
     async def _chunks(self, span: int, begin: datetime, codes: Sequence[str]) -> AsyncIterator[list[str]]:
         """Codes in sorted order, in parts whose rows are not too many to be read and written at once."""

@@ -107,7 +107,7 @@ def _periods(first: int, end: int, interval: Interval, zone: ZoneInfo) -> tuple[
     span = Range(EPOCH + first * QUARTER, EPOCH + end * QUARTER)
     if interval is Interval.HOUR:
         minutes = _hours(span, zone)
-        names = _hour_names(minutes[:-1])
+        names = hour_names(minutes[:-1])
     else:
         minutes, names = _days(span, interval, zone)
     return tuple(names), tuple(minutes)
@@ -166,10 +166,11 @@ def _next_hour(start: datetime, zone: ZoneInfo) -> datetime:
     return start
 
 
-def _hour_names(minutes: Sequence[int]) -> list[str]:
+def hour_names(minutes: Sequence[int]) -> list[str]:
+    """The names of hours by the minutes in which they begin."""
     names: list[str] = []
     for day, some in groupby(minutes, _day_of):
-        known = names_of_day(day)
+        known = _names_of_day(day)
         names += [known[minute % _DAY_MINUTES // _QUARTER_MINUTES] for minute in some]
     return names
 
@@ -179,8 +180,14 @@ def _day_of(minute: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def names_of_day(day: int) -> tuple[str, ...]:
-    """The names of hours that begin with a quarter of a day, by its number since 1970."""
+def day_name(day: int) -> str:
+    """The name of a day, by its number since 1970."""
+    return moment_of(day * _DAY_MINUTES).date().isoformat()
+
+
+@lru_cache(maxsize=1024)
+def _names_of_day(day: int) -> tuple[str, ...]:
+    """The names of hours that begin with a quarter of a day."""
     first = moment_of(day * _DAY_MINUTES)
     return tuple(f"{(first + number * QUARTER).isoformat()[:_SECONDS]}Z" for number in range(96))
 

@@ -48,6 +48,14 @@ class Tally:
         add_counts(self.people, other.people)
         add_counts(self.bots, other.bots)
 
+    def counts(self, *, bots: bool) -> Mapping[str, int]:
+        """Those of people, and with `bots` those of bots, too."""
+        if not bots or not self.bots:
+            return self.people
+        counts = self.people.copy()
+        add_counts(counts, self.bots)
+        return counts
+
     def cap(self, most: int) -> None:
         """Keep the most frequent values there is room for; the rest becomes OTHER, so that the sum stays what it is."""
         self.people = _capped(self.people, most)

@@ -3,11 +3,13 @@
 from typing import Any
 
 from litestar import HttpMethod, route
+from litestar.types import ASGIApp
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Invalid
 from refract.runtime.describing import answers
 from refract.runtime.paging import read_limit
+from refract.runtime.web import json_answer
 from refract.services.analytics.domain.dimensions import DIMENSIONS
 from refract.services.analytics.http import parameters
 from refract.services.analytics.http.describing import BREAKDOWN, SERIES, SUMMARY, TAGS, VISITORS, errors
@@ -42,9 +44,10 @@ def owner_routes(queries: OwnerQueries, clock: Clock) -> list[Any]:
         to: parameters.To = None,
         tz: parameters.Zone = None,
         bots: parameters.Bots = None,
-    ) -> SeriesView:
+    ) -> ASGIApp:
         request = RangeRequest.read(clock.now(), start=from_ or "", end=to or "", tz=tz or "", interval=interval or "")
-        return await queries.series(caller.subject, code, request, bots=read_flag("bots", bots or ""))
+        with_bots = read_flag("bots", bots or "")
+        return json_answer(await queries.series(caller.subject, code, request, bots=with_bots))
 
     @route(
         "/stats/{code:str}/breakdown",
@@ -64,13 +67,13 @@ def owner_routes(queries: OwnerQueries, clock: Clock) -> list[Any]:
         tz: parameters.Zone = None,
         limit: parameters.MostValues = None,
         bots: parameters.Bots = None,
-    ) -> BreakdownView:
+    ) -> ASGIApp:
         if by not in DIMENSIONS:
             raise Invalid(f"by must be one of {', '.join(DIMENSIONS)}")
         request = RangeRequest.read(clock.now(), start=from_ or "", end=to or "", tz=tz or "")
         most = read_limit(limit or "", VALUES, MOST_VALUES)
         with_bots = read_flag("bots", bots or "")
-        return await queries.breakdown(caller.subject, code, request, by, limit=most, bots=with_bots)
+        return json_answer(await queries.breakdown(caller.subject, code, request, by, limit=most, bots=with_bots))
 
     @route(
         "/stats/{code:str}/visitors",
@@ -89,9 +92,10 @@ def owner_routes(queries: OwnerQueries, clock: Clock) -> list[Any]:
         to: parameters.To = None,
         tz: parameters.Zone = None,
         bots: parameters.Bots = None,
-    ) -> VisitorsView:
+    ) -> ASGIApp:
         request = RangeRequest.read(clock.now(), start=from_ or "", end=to or "", tz=tz or "", interval=interval or "")
-        return await queries.visitors(caller.subject, code, request, bots=read_flag("bots", bots or ""))
+        with_bots = read_flag("bots", bots or "")
+        return json_answer(await queries.visitors(caller.subject, code, request, bots=with_bots))
 
     return [show_series, show_breakdown, show_visitors]
 
@@ -107,7 +111,7 @@ def summary_routes(queries: SummaryQueries) -> list[Any]:
         tags=TAGS,
         responses={200: answers(SummaryView, "The summary.", SUMMARY), **errors()},
     )
-    async def show_summary(caller: Caller) -> SummaryView:
-        return await queries.summary(caller.subject)
+    async def show_summary(caller: Caller) -> ASGIApp:
+        return json_answer(await queries.summary(caller.subject))
 
     return [show_summary]

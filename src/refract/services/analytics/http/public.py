@@ -3,10 +3,12 @@
 from typing import Any
 
 from litestar import HttpMethod, route
+from litestar.types import ASGIApp
 
 from refract.kernel.errors import Invalid
 from refract.runtime.describing import answers
 from refract.runtime.tokens import Claims
+from refract.runtime.web import json_answer
 from refract.services.analytics.http import parameters
 from refract.services.analytics.http.describing import STATS, TAGS, TIMELINE, errors
 from refract.services.analytics.http.parameters import Code
@@ -28,8 +30,8 @@ def public_routes(queries: StatsQueries) -> list[Any]:
         tags=TAGS,
         responses={200: answers(StatsView, "The numbers.", STATS), **errors(404, 410)},
     )
-    async def show_stats(reader: parameters.Reader, code: Code) -> StatsView:
-        return await queries.stats(_user(reader), code)
+    async def show_stats(reader: parameters.Reader, code: Code) -> ASGIApp:
+        return json_answer(await queries.stats(_user(reader), code))
 
     @route(
         "/stats/{code:str}/timeline",
@@ -41,8 +43,8 @@ def public_routes(queries: StatsQueries) -> list[Any]:
     )
     async def show_timeline(
         reader: parameters.Reader, code: Code, interval: parameters.TimelineInterval = None
-    ) -> TimelineView:
-        return await queries.timeline(_user(reader), code, _interval(interval or "day"))
+    ) -> ASGIApp:
+        return json_answer(await queries.timeline(_user(reader), code, _interval(interval or "day")))
 
     return [show_stats, show_timeline]
 

@@ -3,6 +3,7 @@
 Time is counted in whole minutes since 1970: all boundaries of rows and of periods are whole minutes, in every zone.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import lru_cache
@@ -48,18 +49,26 @@ class Folded:
 
 @dataclass(slots=True)
 class Wanted:
-    """Rows to read: some of each span by their beginnings, and of the hours that no day is made of yet, all."""
+    """Rows to read: days and months by their beginnings, and all hours of some stretches.
 
-    hours: list[int] = field(default_factory=list)
+    How many of these there are nobody knows: where nothing was ever folded, there are some since 1970.
+    """
+
+    hours: list[Stretch] = field(default_factory=list)
     days: list[int] = field(default_factory=list)
     months: list[int] = field(default_factory=list)
-    open_hours: Stretch = (0, 0)
-    """How many of them there are nobody knows: where nothing was ever folded, there are some since 1970."""
+
+    def add_hours(self, start: int, end: int) -> None:
+        """Read those of one more stretch, too."""
+        if self.hours and self.hours[-1][1] == start:
+            start = self.hours.pop()[0]
+        if start < end:
+            self.hours.append((start, end))
 
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to read."""
-        return not (self.hours or self.days or self.months or self.open_hours[0] < self.open_hours[1])
+        return not (self.hours or self.days or self.months)
 
 
 @dataclass(slots=True)
@@ -68,45 +77,43 @@ class Cover:
 
     folded: Folded
     wanted: Wanted = field(default_factory=Wanted)
-    _buckets: dict[RowKey, list[int]] = field(default_factory=dict)
-    _open: list[tuple[int, Stretch]] = field(default_factory=list)
+    _longer: dict[RowKey, int] = field(default_factory=dict)
+    """Days and months, with their buckets."""
+    _firsts: list[int] = field(default_factory=list)
+    _buckets: list[int] = field(default_factory=list)
+    """From which minute on hours belong to which bucket."""
 
     def add(self, bucket: int, start: int, end: int) -> None:
-        """Cover a stretch, for a bucket."""
+        """Cover a stretch, for a bucket; after those that are covered already."""
         folded_end = min(end, self.folded.days_until)
         while start < folded_end:
             month, month_end = month_around(start)
             if month == start and month_end <= end and self.folded.has_month(month):
-                self._take(bucket, MONTH, start)
+                self.wanted.months.append(start)
+                self._longer[MONTH, start] = bucket
                 start = month_end
                 continue
             day_end = start - start % DAY_MINUTES + DAY_MINUTES
             if start + DAY_MINUTES == day_end <= end and self.folded.has_day(start):
-                self._take(bucket, DAY, start)
+                self.wanted.days.append(start)
+                self._longer[DAY, start] = bucket
                 start = day_end
                 continue
-            for hour in range(start, min(day_end, end), HOUR_MINUTES):
-                self._take(bucket, HOUR, hour)
+            self._add_hours(bucket, start, min(day_end, end))
             start = day_end
         if start < end:
-            self._open.append((bucket, (start, end)))
-            first, last = self.wanted.open_hours if len(self._open) > 1 else (start, end)
-            self.wanted.open_hours = min(first, start), max(last, end)
+            self._add_hours(bucket, start, end)
 
-    def buckets(self, row: RowKey) -> list[int]:
-        """Those that a row belongs to."""
-        known = self._buckets.get(row)
-        if known is not None:
-            return known
-        return [bucket for bucket, (start, end) in self._open if start <= row[1] < end]
+    def _add_hours(self, bucket: int, start: int, end: int) -> None:
+        self.wanted.add_hours(start, end)
+        self._firsts.append(start)
+        self._buckets.append(bucket)
 
-    def _take(self, bucket: int, span: int, start: int) -> None:
-        known = self._buckets.get((span, start))
-        if known is not None:
-            known.append(bucket)
-            return
-        self._buckets[span, start] = [bucket]
-        {HOUR: self.wanted.hours, DAY: self.wanted.days, MONTH: self.wanted.months}[span].append(start)
+    def bucket(self, row: RowKey) -> int:
+        """The one that a row belongs to."""
+        if row[0] == HOUR:
+            return self._buckets[bisect_right(self._firsts, row[1]) - 1]
+        return self._longer[row]
 
 
 def month_around(minute: int) -> Stretch:

@@ -7,17 +7,20 @@ from datetime import timedelta
 
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
+from refract.services.analytics.domain.rankings import Standing, Top
 from refract.services.analytics.domain.sketches import Sketch, merge_sketches
-from refract.services.analytics.domain.tallies import Tally
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.reading import Reader, Seen
-from refract.services.analytics.queries.remembering import Remembered, Versions
+from refract.services.analytics.queries.remembering import MOST_BYTES, Remembered, Versions
 
 WORTH_REMEMBERING = 5_000
 """Clicks of a link: with fewer, it is read faster than it is looked up."""
 
 KEY_BYTES = 500
 """About what a key takes."""
+
+STRETCH_BYTES = 200
+"""About what one more stretch takes in it."""
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -40,40 +43,55 @@ class Merged:
         return KEY_BYTES + len(self.stored or b"")
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Stretches that are over: how many visitors each has, the last of them, and all of them as one."""
+
+    counts: Sequence[int]
+    last: Merged
+    everybody: Merged
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes, with its key."""
+        return STRETCH_BYTES * len(self.counts) + self.last.size + self.everybody.size
+
+
 class Merging:
     """Answers about dimensions and visitors, with a memory of its own."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._tallies: Remembered[tuple[Counts, bytes | None]] = Remembered()
+        self._tallies: Remembered[tuple[Counts, Standing]] = Remembered(2 * MOST_BYTES)
         self._visitors: Remembered[Merged] = Remembered()
+        self._pasts: Remembered[Past] = Remembered()
 
-    async def tally(self, link: KnownLink, span: Range, dimension: str) -> tuple[Counts, Tally]:
-        """How often each value of a dimension was seen in a settled range, and all clicks of the range."""
+    async def top(self, link: KnownLink, span: Range, dimension: str, most: int, *, bots: bool) -> tuple[Counts, Top]:
+        """The most frequent values of a dimension in a settled range, and all clicks of the range."""
         over, now = _divided(link, span)
         if over is None:
-            return await self._reader.tally(link, span, dimension)
-        if now is None:
-            versions = await self._reader.versions(link, over)
-            return await self._tally_of(link, over, dimension, versions)
+            counts, tally = await self._reader.tally(link, span, dimension)
+            return counts, Top.of(tally.counts(bots=bots), most)
         versions, (counts, tally) = await asyncio.gather(
             self._reader.versions(link, over), self._reader.tally(link, now, dimension)
         )
-        before, merged = await self._tally_of(link, over, dimension, versions)
-        merged.merge(tally)
-        return Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks), merged
+        before, standing = await self._standing(link, over, dimension, versions)
+        together = Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks)
+        return together, standing.top(most, tally, bots=bots)
 
-    async def _tally_of(self, link: KnownLink, span: Range, dimension: str, versions: Versions) -> tuple[Counts, Tally]:
-        """The same of a range that is over."""
+    async def _standing(
+        self, link: KnownLink, span: Range, dimension: str, versions: Versions
+    ) -> tuple[Counts, Standing]:
+        """The values of a range that is over."""
         key = _key(link, dimension, span, versions)
         known = None if key is None else self._tallies.find(key)
         if known is not None:
-            return known[0], Tally.decode(known[1])
+            return known
         counts, tally = await self._reader.tally(link, span, dimension)
+        standing = Standing(tally)
         if key is not None and not tally.overflowed:  # values that did not fit may be counted again, and then do
-            stored = tally.encode()
-            self._tallies.keep(key, (counts, stored), KEY_BYTES + len(stored or b""))
-        return counts, tally
+            self._tallies.keep(key, (counts, standing), KEY_BYTES + standing.size)
+        return counts, standing
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> tuple[int, list[int]]:
         """How many visitors there are in all settled stretches together, one after the other, and in each."""
@@ -86,16 +104,29 @@ class Merging:
         versions, seen = await asyncio.gather(
             self._reader.versions(link, over), self._reader.visitors(link, nows, bots=bots)
         )
-        before = await self._past(link, pasts, versions, bots=bots)
-        everybody = await self._together(link, over, before, versions, bots=bots)
+        past = await self._past(link, over, pasts, versions, bots=bots)
         after = [Merged.of(_everybody(one)) for one in seen]
-        each = [one.count for one in before]
-        if before and after and len(before) + len(after) > len(stretches):  # one is partly over
-            each[-1] = _both(before[-1], after[0])
-            return _both(everybody, *after), [*each, *(one.count for one in after[1:])]
-        return _both(everybody, *after), [*each, *(one.count for one in after)]
+        each = [*past.counts, *(one.count for one in after)]
+        if len(each) > len(stretches):  # one is partly over
+            place = len(past.counts)
+            each[place - 1 : place + 1] = [_both(past.last, after[0])]
+        return _both(past.everybody, *after), each
 
     async def _past(
+        self, link: KnownLink, over: Range, stretches: Sequence[Range], versions: Versions, *, bots: bool
+    ) -> Past:
+        key = _key(link, (bots, *stretches), over, versions)
+        known = None if key is None else self._pasts.find(key)
+        if known is not None:
+            return known
+        merged = await self._each(link, stretches, versions, bots=bots)
+        everybody = merged[0] if len(merged) == 1 else Merged.of(merge_sketches(one.stored for one in merged))
+        past = Past([one.count for one in merged], merged[-1], everybody)
+        if key is not None:
+            self._pasts.keep(key, past, past.size)
+        return past
+
+    async def _each(
         self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
     ) -> list[Merged]:
         keys = [_key(link, bots, stretch, versions) for stretch in stretches]
@@ -108,31 +139,17 @@ class Merging:
                 await asyncio.sleep(0)  # a day of a busy link takes its milliseconds: others may run in between
         return [one for one in merged if one is not None]
 
-    async def _together(
-        self, link: KnownLink, over: Range, merged: Sequence[Merged], versions: Versions, *, bots: bool
-    ) -> Merged:
-        if len(merged) == 1:
-            return merged[0]
-        key = _key(link, bots, over, versions)
-        known = None if key is None else self._visitors.find((key, "together"))
-        if known is not None:
-            return known
-        sketch = merge_sketches(one.stored for one in merged)
-        return self._kept(None if key is None else (key, "together"), Merged.of(sketch))
-
     def _kept(self, key: Hashable | None, merged: Merged) -> Merged:
         if key is not None:
             self._visitors.keep(key, merged, merged.size)
         return merged
 
 
-def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range | None]:
+def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range]:
     """What of a range is over, and what is not: the last hour that has clicks. Of a link with few, nothing is over."""
     if link.clicked is None or link.total.clicks < WORTH_REMEMBERING:
         return None, span
-    now = start_of(link.clicked.end, HOUR)
-    if span.end <= now:
-        return span, None
+    now = min(start_of(link.clicked.end, HOUR), span.end)
     return (Range(span.start, now), Range(now, span.end)) if span.start < now else (None, span)
 
 

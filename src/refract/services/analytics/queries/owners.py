@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Sequence
+from operator import sub
 
 from refract.kernel.errors import Forbidden
 from refract.services.analytics.domain.calendars import Period, Range
-from refract.services.analytics.domain.tallies import OTHER, add_counts, most_frequent
 from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.merging import Merging
 from refract.services.analytics.queries.moments import Moments
@@ -46,7 +46,7 @@ class OwnerQueries:
         division = request.divided()
         link = await find_own(self._reader, user_id, short_code)
         every, of_bots = await self._reader.counts(link, Moments.of_division(division))
-        clicks = every if bots else [count - bot_clicks for count, bot_clicks in zip(every, of_bots, strict=True)]
+        clicks = every if bots else list(map(sub, every, of_bots))
         return SeriesView(
             short_code=short_code,
             interval=request.interval,
@@ -55,10 +55,7 @@ class OwnerQueries:
             to=request.span.end,
             clicks=sum(clicks),
             bot_clicks=sum(of_bots),
-            points=[
-                Point(period=name, clicks=count, bot_clicks=bot_clicks)
-                for name, count, bot_clicks in zip(division.names, clicks, of_bots, strict=True)
-            ],
+            points=list(map(Point, division.names, clicks, of_bots)),
         )
 
     async def breakdown(
@@ -67,14 +64,7 @@ class OwnerQueries:
         """The values of a dimension in the range, the most frequent first."""
         link = await find_own(self._reader, user_id, short_code)
         span = link.settled(request.span)
-        total, tally = await self._merging.tally(link, span, by)
-        counts = tally.people
-        if bots:
-            add_counts(counts, tally.bots)
-        known = sum(counts.values())
-        counts.pop(OTHER, None)
-        top = most_frequent(counts, limit)
-        shown = sum(count for _, count in top)
+        total, top = await self._merging.top(link, span, by, limit, bots=bots)
         clicks = total.shown(bots=bots)
         return BreakdownView(
             short_code=short_code,
@@ -82,9 +72,9 @@ class OwnerQueries:
             from_=span.start,
             to=span.end,
             clicks=clicks,
-            values=[Share(value=value, clicks=count) for value, count in top],
-            other=known - shown,
-            unknown=clicks - known,
+            values=[Share(value, count) for value, count in top.values],
+            other=top.known - sum(count for _, count in top.values),
+            unknown=clicks - top.known,
         )
 
     async def visitors(self, user_id: str, short_code: str, request: RangeRequest, *, bots: bool) -> VisitorsView:
@@ -101,10 +91,7 @@ class OwnerQueries:
             from_=settled[0].start,
             to=settled[-1].end,
             visitors=everybody,
-            points=[
-                VisitorsPoint(period=period.name, visitors=visitors)
-                for period, visitors in zip(settled, each, strict=True)
-            ],
+            points=[VisitorsPoint(period.name, visitors) for period, visitors in zip(settled, each, strict=True)],
         )
 
 

@@ -22,6 +22,7 @@ BREATH = 256 * 1024
 
 _MICROSECOND = timedelta(microseconds=1)
 _HOUR = timedelta(hours=1)
+_MINUTE_MICROSECONDS = 60_000_000
 
 
 @dataclass(slots=True)
@@ -44,13 +45,13 @@ class Reader:
 
     async def counts(self, link: KnownLink, moments: Moments) -> tuple[list[int], list[int]]:
         """The clicks from each of some moments up to the next one, and those of bots; exact, however far back."""
-        size = len(moments.lasts) - 1
+        size = len(moments.minutes) - 1
         needed = link.needed(moments.span)
         if needed is None:
             return [0] * size, [0] * size
         moments = moments.within(needed)
         edges = moments.edges()
-        sweep = Sweep(link.folded, sorted({*moments.firsts, *moments.lasts}))
+        sweep = Sweep(link.folded, moments.points())
         rows, counted = await asyncio.gather(
             self._rows(link, sweep.wanted, statements.COUNTS),
             self._edges(link, edges, statements.count_edges()),
@@ -99,8 +100,7 @@ class Reader:
         seen = [Seen() for _ in stretches]
         for row in rows:
             stored = [row[column] for column in columns if row[column] is not None]
-            for bucket in cover.buckets((row["span"], minute_of(row["starts_at"]))):
-                seen[bucket].sketches.extend(stored)
+            seen[cover.bucket((row["span"], minute_of(row["starts_at"])))].sketches.extend(stored)
         for bucket, row in clicked:
             if bots or not row["bot"]:
                 seen[bucket].visitors.add(bytes(row["visitor"]))
@@ -141,11 +141,10 @@ class Reader:
         return await self._database.fetch(
             statements.read_rows(columns),
             short_code=link.short_code,
-            hours=list(map(moment_of, wanted.hours)),
+            firsts=[start * _MINUTE_MICROSECONDS for start, _ in wanted.hours],
+            lasts=[end * _MINUTE_MICROSECONDS for _, end in wanted.hours],
             days=list(map(moment_of, wanted.days)),
             months=list(map(moment_of, wanted.months)),
-            open_from=moment_of(wanted.open_hours[0]),
-            open_to=moment_of(wanted.open_hours[1]),
         )
 
     async def _edges(self, link: KnownLink, edges: Sequence[Edge], statement: Statement) -> list[tuple[int, Row]]:

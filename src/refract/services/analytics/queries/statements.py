@@ -39,20 +39,34 @@ WATCH = Statement(
 
 @cache
 def read_rows(columns: Sequence[str]) -> Statement:
-    """Reads some columns of the rows of a link that begin at these moments: `hours`, `days` and `months`.
+    """Reads some columns of the rows of a link: of `days` and `months` by their beginnings, and all hours of stretches.
 
-    And all hours from `open_from` up to `open_to`, which are not among these.
+    Those are from `firsts` up to `lasts`, in microseconds.
     """
     names = ", ".join(columns)
-    stretch = _of_span(names, 1, "starts_at >= :open_from AND starts_at < :open_to")
     return Statement(
         "read_rows",
         "Reads rows of a link by span and beginning.",
-        f"{_of_each_span(names, 'starts_at = ANY(:{list})')} UNION ALL {stretch}",
-        sqlite=f"{_of_each_span(names, _IN_LIST)} UNION ALL {stretch}",
+        f"SELECT span, starts_at, {names} FROM {_STRETCHES} "  # noqa: S608  # names, not values
+        f"UNION ALL {_of_each_span(names, 'starts_at = ANY(:{list})', _LONGER)}",
+        sqlite=f"SELECT span, starts_at, {names} FROM {_STRETCHES_SQLITE} "  # noqa: S608
+        f"UNION ALL {_of_each_span(names, _IN_LIST, _LONGER)}",
     )
 
 
+_PLURALS = {1: "hours", 2: "days", 3: "months"}
+_LONGER = (2, 3)
+# OFFSET 0 keeps the planner from reading all hours of a link first and choosing among them afterwards.
+_STRETCHES = (
+    "unnest(:firsts::bigint[], :lasts::bigint[]) AS stretch(first, last) CROSS JOIN LATERAL ("
+    "SELECT * FROM rollups WHERE short_code = :short_code AND span = 1 "
+    "AND starts_at >= timestamptz 'epoch' + stretch.first * interval '1 microsecond' "
+    "AND starts_at < timestamptz 'epoch' + stretch.last * interval '1 microsecond' OFFSET 0) AS hours"
+)
+_STRETCHES_SQLITE = (
+    "json_each(:firsts) AS stretch CROSS JOIN rollups ON short_code = :short_code AND span = 1 "
+    "AND starts_at >= stretch.value AND starts_at < json_extract(:lasts, '$[' || stretch.key || ']')"
+)
 _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
 
 
@@ -67,11 +81,8 @@ def read_stretches(columns: Sequence[str]) -> Statement:
     )
 
 
-def _of_each_span(names: str, condition: str) -> str:
-    return " UNION ALL ".join(
-        _of_span(names, span, condition.format(list=plural))
-        for span, plural in ((1, "hours"), (2, "days"), (3, "months"))
-    )
+def _of_each_span(names: str, condition: str, spans: Sequence[int] = tuple(_PLURALS)) -> str:
+    return " UNION ALL ".join(_of_span(names, span, condition.format(list=_PLURALS[span])) for span in spans)
 
 
 def _of_span(names: str, span: int, condition: str) -> str:

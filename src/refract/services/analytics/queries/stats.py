@@ -5,10 +5,8 @@ from datetime import timedelta
 from typing import Literal
 
 from refract.kernel.clock import Clock
-from refract.services.analytics.domain.calendars import Range, names_of_day
-from refract.services.analytics.domain.parts import PART_MINUTES
+from refract.services.analytics.domain.calendars import Range, day_name, hour_names
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
-from refract.services.analytics.domain.tallies import OTHER, add_counts, most_frequent
 from refract.services.analytics.queries.covering import DAY_MINUTES
 from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.merging import Merging
@@ -22,8 +20,6 @@ DAY_AGO = timedelta(days=1)
 WEEK_AGO = timedelta(days=7)
 
 TimelineInterval = Literal["day", "hour"]
-
-_DATE = len("2026-03-02")
 
 
 class StatsQueries:
@@ -55,10 +51,9 @@ class StatsQueries:
         """The days or the hours of a link's life that have clicks."""
         link = await self._find(user_id, short_code)
         counted = await clicked_periods(self._reader, link, DAY if interval == "day" else HOUR)
-        points = [
-            Point(period=_name(minute, interval), clicks=clicks, bot_clicks=bot_clicks)
-            for minute, (clicks, bot_clicks) in sorted(counted.items())
-        ]
+        minutes = sorted(counted)
+        names = hour_names(minutes) if interval == "hour" else [day_name(minute // DAY_MINUTES) for minute in minutes]
+        points = [Point(name, *counted[minute]) for name, minute in zip(names, minutes, strict=True)]
         return TimelineView(short_code=short_code, interval=interval, points=points)
 
     async def _find(self, user_id: str | None, short_code: str) -> KnownLink:
@@ -70,14 +65,5 @@ class StatsQueries:
         if link.clicked is None:
             return []
         life = Range(start_of(link.clicked.start, MONTH), end_of(start_of(link.clicked.end, MONTH), MONTH))
-        _, tally = await self._merging.tally(link, life, "referer")
-        counts = tally.people
-        add_counts(counts, tally.bots)
-        counts.pop(OTHER, None)
-        top = most_frequent(counts, TOP_REFERERS)
-        return [RefererCount(referer=referer, count=count) for referer, count in top]
-
-
-def _name(minute: int, interval: TimelineInterval) -> str:
-    name = names_of_day(minute // DAY_MINUTES)[minute % DAY_MINUTES // PART_MINUTES[DAY]]
-    return name if interval == "hour" else name[:_DATE]
+        _, top = await self._merging.top(link, life, "referer", TOP_REFERERS, bots=True)
+        return [RefererCount(referer=referer, count=count) for referer, count in top.values]

@@ -25,8 +25,8 @@ class StatsView(Struct, frozen=True, kw_only=True):
     bot_clicks: int
 
 
-class Point(Struct, frozen=True, kw_only=True):
-    """A period that has clicks: a date, or the moment in which the hour begins."""
+class Point(Struct, frozen=True, gc=False):
+    """A period that has clicks: a date, or the moment in which the hour begins. An answer may have a thousand."""
 
     period: str
     clicks: int
@@ -54,7 +54,7 @@ class SeriesView(Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
     points: list[Point]
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class Share(Struct, frozen=True, gc=False):
     """A value, and how many clicks have it."""
 
     value: str
@@ -77,7 +77,7 @@ class BreakdownView(Struct, frozen=True, kw_only=True, rename={"from_": "from"})
     unknown: int
 
 
-class VisitorsPoint(Struct, frozen=True, kw_only=True):
+class VisitorsPoint(Struct, frozen=True, gc=False):
     """The visitors of a period, each once."""
 
     period: str

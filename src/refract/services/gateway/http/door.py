@@ -30,7 +30,8 @@ def build_http(
         WIRE_NAME, [], ready=ready, metrics=metrics, show_metrics=show_metrics, trusted_proxies=trusted_proxies
     )
     addresses = ClientAddresses(trusted_proxies)
-    table = Edge(Dispatch(checks, addresses), WIRE_NAME, metrics=metrics, addresses=addresses)
+    dispatch = Dispatch(checks, addresses)
+    table = Edge(dispatch, WIRE_NAME, metrics=metrics, addresses=addresses, answers_callers=False)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         first = scope["path"].split("/", 2)[1:2]

@@ -28,7 +28,8 @@ REVOKE_KEY = Statement(
     "revoke_key",
     "Ends a key of a user, if it is not ended yet.",
     """
-    UPDATE api_keys SET status = 'revoked' WHERE id = :id AND user_id = :user_id AND status = 'active'
+    UPDATE api_keys SET status = 'revoked', revoked_at = :now
+    WHERE id = :id AND user_id = :user_id AND status = 'active'
     RETURNING key_hash
     """,
 )
@@ -80,13 +81,13 @@ class Keys:
     async def revoke(self, claims: Claims, key_id: int) -> None:
         """End a key; again is no error, and is not told again. Raises NotFound where it is not theirs."""
         async with self._database.transaction() as tx:
-            owner = await owner_of(tx, claims)
-            row = await tx.fetch_one(REVOKE_KEY, id=key_id, user_id=owner.id)
+            owner, now = await owner_of(tx, claims), self._clock.now()
+            row = await tx.fetch_one(REVOKE_KEY, id=key_id, user_id=owner.id, now=now)
             if row is None:
                 if await tx.fetch_one(FIND_KEY, id=key_id, user_id=owner.id) is None:
                     raise NotFound
                 return
-            now, key_hash = self._clock.now(), row["key_hash"]
+            key_hash = row["key_hash"]
             await tx.announce(ApiKeyRevoked(occurred_at=now, key_id=key_id, user_id=owner.id, key_hash=key_hash))
         log.info("api key revoked", extra={"user_id": owner.id, "key_id": key_id})
 

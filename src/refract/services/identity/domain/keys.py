@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Self
 
 from refract.kernel.errors import Forbidden, Invalid, Unauthenticated
@@ -21,6 +21,9 @@ RANDOM_CHARACTERS = 40
 PREFIX_CHARACTERS = 16
 LONGEST_NAME = 100
 LARGEST_SMS_USER = (1 << 63) - 1
+
+KEPT_AFTER_END = timedelta(days=90)
+"""How long a key that was revoked, or is over, is still listed, and known to the log when somebody tries it."""
 
 SMS_SCOPE = "sms:send"
 SCOPES = ("links:read", "links:write", "stats:read", "notifications:read", SMS_SCOPE)

@@ -137,7 +137,10 @@ def key_routes(keys: Keys, queries: KeyQueries, clock: Clock) -> list[Any]:
         "/keys",
         http_method=READING,
         summary="List API keys",
-        description="The caller's, the newest first. Uses are counted within a minute or two.",
+        description=(
+            "The caller's, the newest first; what was revoked or is over is forgotten 90 days later. "
+            "Uses are counted within a minute or two."
+        ),
         tags=TAGS,
         responses={200: answers(KeyPage, "A page.", {"keys": [LISTED], "next_cursor": "uC1mK9ab-3"})}
         | errors(400, 401)

@@ -30,6 +30,8 @@ class Shelter:
         self._shed = 0
         self._shed_at = 0.0
         self._hung: asyncio.Future[int] | None = None
+        self._begun: dict[int, tuple[Sequence[bytes], asyncio.Future[int]]] = {}
+        """By their list, clicks whose keeper was stopped: the disk may have them, and nobody is to write them twice."""
 
     @property
     def hangs(self) -> bool:
@@ -37,12 +39,16 @@ class Shelter:
         return self._hung is not None and not self._hung.done()
 
     async def keep(self, clicks: Sequence[bytes]) -> None:
-        """Put clicks into the spool; those that find no place there are shed."""
+        """Put clicks into the spool; those that find no place there are shed.
+
+        Whoever is stopped meanwhile may be asked again, with the same list: it goes on where it was.
+        """
+        _, begun = self._begun.pop(id(clicks), (clicks, None))
         good = [click for click in clicks if _is_text(click)]
-        if len(good) < len(clicks):
+        if begun is None and len(good) < len(clicks):
             self.shed(len(clicks) - len(good), "they are no texts, which no database takes")
         try:
-            kept = await self._append(good)
+            kept = await self._append(good, begun, clicks)
             reason = "the spool is full"
         except OSError as error:
             kept, reason = 0, f"the spool failed: {error}"
@@ -69,10 +75,15 @@ class Shelter:
             logger.error("clicks were shed", extra={"clicks": self._shed})
         self._shed = 0
 
-    async def _append(self, clicks: list[bytes]) -> int:
+    async def _append(self, good: list[bytes], begun: "asyncio.Future[int] | None", clicks: Sequence[bytes]) -> int:
         if not self.hangs:
-            appending = asyncio.ensure_future(asyncio.to_thread(self._spool.append, clicks))
-            await asyncio.wait([appending], timeout=SPOOL_TIMEOUT)
+            appending = begun or asyncio.ensure_future(asyncio.to_thread(self._spool.append, good))
+            try:
+                await asyncio.wait([appending], timeout=SPOOL_TIMEOUT)
+            except asyncio.CancelledError:
+                self._begun[id(clicks)] = clicks, appending
+                appending.add_done_callback(_forget)
+                raise
             if appending.done():
                 return appending.result()
             self._hung = appending

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 from litestar import HttpMethod, post, route
 from litestar.di import NamedDependency
 from litestar.params import PathParameter
+from litestar.types import ASGIApp
 
 from refract.runtime.describing import answers, query
 from refract.runtime.tokens import Claims
-from refract.runtime.web import takes_body
+from refract.runtime.web import json_answer, takes_body
 from refract.services.notifications.commands.reading import Reading
 from refract.services.notifications.http.describing import NOTIFICATION, TAGS, errors
 from refract.services.notifications.queries.notifications import NotificationPage, NotificationQueries
@@ -49,8 +50,9 @@ def notification_routes(queries: NotificationQueries, reading: Reading) -> list[
             **errors(400),
         },
     )
-    async def list_notifications(caller: Caller, after: After = None, limit: Limit = None) -> NotificationPage:
-        return await queries.page(caller.subject, PageRequest.read(after=after or "", limit=limit or ""))
+    async def list_notifications(caller: Caller, after: After = None, limit: Limit = None) -> ASGIApp:
+        request = PageRequest.read(after=after or "", limit=limit or "")
+        return json_answer(await queries.page(caller.subject, request))
 
     @post(
         "/notifications/{id:str}/read",

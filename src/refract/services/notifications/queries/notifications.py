@@ -74,16 +74,14 @@ def _cursor_behind(row: Row) -> MomentCursor:
 
 
 def _view(row: Row) -> NotificationView:
-    def given(name: str) -> datetime | UnsetType:
-        return UNSET if row[name] is None else row[name]
-
+    short_code, sent_at, read_at = row["short_code"], row["sent_at"], row["read_at"]
     return NotificationView(
         id=row["id"],
         event_type=row["event_type"],
         title=row["title"],
-        short_code=UNSET if row["short_code"] is None else row["short_code"],
+        short_code=UNSET if short_code is None else short_code,
         status=row["status"],
         created_at=row["created_at"],
-        sent_at=given("sent_at"),
-        read_at=given("read_at"),
+        sent_at=UNSET if sent_at is None else sent_at,
+        read_at=UNSET if read_at is None else read_at,
     )
