@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refract.services.analytics.domain import sketches
-from refract.services.analytics.domain.sketches import MOST_EXACT, Sketch, merge_sketches
+from refract.services.analytics.domain.sketches import MOST_COUNTED, MOST_EXACT, Sketch, count_together, merge_sketches
 
 VISITORS = st.sets(st.binary(max_size=32), max_size=60)
 
@@ -85,6 +85,23 @@ class TestError:
         merged = merge_sketches(Sketch.of(day).encode() for day in days)
         assert merged.estimate() == pytest.approx(exact, rel=0.02)
         assert sum(Sketch.of(day).estimate() for day in days) > 3 * exact
+
+
+class TestCountingTogether:
+    def test_exact_ones_are_counted_exactly_however_many_they_are(self) -> None:
+        chance, everybody = random.Random(5), visitors(9_000, seed=3)
+        days = [chance.sample(everybody, 1_500) for _ in range(20)]
+        counted = [Sketch.of(day) for day in days]
+        before = [sketch.encode() for sketch in counted]
+        assert count_together(counted) == len(set().union(*days))
+        assert [sketch.encode() for sketch in counted] == before
+        assert count_together([]) == 0
+
+    @pytest.mark.parametrize("sizes", [(100, 5_000), (5_000, 100, 0), (MOST_EXACT,) * (MOST_COUNTED // MOST_EXACT + 1)])
+    def test_what_is_too_much_is_estimated(self, sizes: tuple[int, ...]) -> None:
+        counted = [Sketch.of(visitors(size, seed)) for seed, size in enumerate(sizes)]
+        assert count_together(counted) == merge_sketches(sketch.encode() for sketch in counted).estimate()
+        assert count_together(counted) == pytest.approx(sum(sizes), rel=0.02)
 
 
 class TestMerging:

@@ -8,12 +8,14 @@ are compared all at once, as one long integer: numpy would cost more to import t
 import math
 import struct
 from binascii import hexlify, unhexlify
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Self
 
 MOST_EXACT = 2_048
+MOST_COUNTED = 50_000
+"""So many are put side by side to be counted: some milliseconds, as many as registers would take."""
 
 _HASH = 6
 _INDEX_BITS = 15
@@ -104,6 +106,16 @@ class Sketch:
             index = number >> _RANK_BITS
             if registers[index] < rank:  # noqa: PLR1730  # max() costs as much as all the rest
                 registers[index] = rank
+
+
+def count_together(sketches: Sequence[Sketch]) -> int:
+    """How many visitors these have counted, each once; one by one where that is possible, as nothing of it is kept."""
+    if all(sketch.registers is None for sketch in sketches) and sum(len(one.exact) for one in sketches) <= MOST_COUNTED:
+        return len(set[bytes]().union(*(sketch.exact for sketch in sketches)))
+    merged = Sketch()
+    for sketch in sketches:
+        merged.merge(sketch)
+    return merged.estimate()
 
 
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:

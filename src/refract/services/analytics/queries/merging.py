@@ -8,7 +8,7 @@ from datetime import timedelta
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
 from refract.services.analytics.domain.rankings import Standing, Top
-from refract.services.analytics.domain.sketches import Sketch, merge_sketches
+from refract.services.analytics.domain.sketches import Sketch, count_together, merge_sketches
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.reading import Reader, Seen
 from refract.services.analytics.queries.remembering import MOST_BYTES, Remembered, Versions
@@ -97,8 +97,8 @@ class Merging:
         """How many visitors there are in all settled stretches together, one after the other, and in each."""
         over, _ = _divided(link, Range(stretches[0].start, stretches[-1].end))
         if over is None:
-            merged = [Merged.of(_everybody(seen)) for seen in await self._reader.visitors(link, stretches, bots=bots)]
-            return merge_sketches(one.stored for one in merged).estimate(), [one.count for one in merged]
+            sketches = list(map(_everybody, await self._reader.visitors(link, stretches, bots=bots)))
+            return count_together(sketches), [sketch.estimate() for sketch in sketches]
         pasts = [Range(one.start, min(one.end, over.end)) for one in stretches if one.start < over.end]
         nows = [Range(max(one.start, over.end), one.end) for one in stretches if one.end > over.end]
         versions, seen = await asyncio.gather(
@@ -119,8 +119,8 @@ class Merging:
         known = None if key is None else self._pasts.find(key)
         if known is not None:
             return known
-        merged = await self._each(link, stretches, versions, bots=bots)
-        everybody = merged[0] if len(merged) == 1 else Merged.of(merge_sketches(one.stored for one in merged))
+        merged, sketch = await self._each(link, stretches, versions, bots=bots)
+        everybody = merged[0] if len(merged) == 1 else Merged.of(sketch)
         past = Past([one.count for one in merged], merged[-1], everybody)
         if key is not None:
             self._pasts.keep(key, past, past.size)
@@ -128,16 +128,20 @@ class Merging:
 
     async def _each(
         self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
-    ) -> list[Merged]:
+    ) -> tuple[list[Merged], Sketch]:
+        """Stretch by stretch, and all of them in one sketch."""
         keys = [_key(link, bots, stretch, versions) for stretch in stretches]
         merged = [None if key is None else self._visitors.find(key) for key in keys]
+        everybody = merge_sketches(one.stored for one in merged if one is not None)
         missing = [number for number, one in enumerate(merged) if one is None]
         if missing:
             seen = await self._reader.visitors(link, [stretches[number] for number in missing], bots=bots)
             for number, some in zip(missing, seen, strict=True):
-                merged[number] = self._kept(keys[number], Merged.of(_everybody(some)))
+                sketch = _everybody(some)
+                everybody.merge(sketch)
+                merged[number] = self._kept(keys[number], Merged.of(sketch))
                 await asyncio.sleep(0)  # a day of a busy link takes its milliseconds: others may run in between
-        return [one for one in merged if one is not None]
+        return [one for one in merged if one is not None], everybody
 
     def _kept(self, key: Hashable | None, merged: Merged) -> Merged:
         if key is not None:
@@ -161,7 +165,7 @@ def _key(link: KnownLink, what: object, span: Range, versions: Versions) -> Hash
 
 
 def _everybody(seen: Seen) -> Sketch:
-    sketch = merge_sketches(seen.sketches)
+    sketch = Sketch.decode(seen.sketches[0]) if len(seen.sketches) == 1 else merge_sketches(seen.sketches)
     if seen.visitors:
         sketch.add_many(seen.visitors)
     return sketch
