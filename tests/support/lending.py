@@ -169,8 +169,11 @@ async def _rename(connection: "Connection", name: str, new: str) -> None:
     async def deserted() -> bool:
         return not await connection.fetchval(CUT_OFF, name)
 
+    # Whoever comes back at once, as the connections of a pool do, would be there again each time we look.
+    await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     await eventually(deserted, interval=0.005)
     await patiently(connection, f"ALTER DATABASE {name} RENAME TO {new}")
+    await connection.execute(f"ALTER DATABASE {new} ALLOW_CONNECTIONS true")
 
 
 async def _make(service: str, server: str) -> tuple[str, Lent]:

@@ -4,9 +4,11 @@ A row that gets a click counts it. So the numbers of clicks of the rows that a s
 happened in it: while they stay, so does every answer about it, and whoever has them need not read anything else.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
+from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from refract.runtime.ports import Row
@@ -46,9 +48,6 @@ class Remembered(Generic[Value]):
             self._bytes -= freed
 
 
-Version = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-
-
 class Versions:
     """The clicks of the longest rows of a link that may be trusted, in the order of time."""
 
@@ -59,13 +58,15 @@ class Versions:
         self._ends: tuple[int, ...] = tuple([end for _, end, _ in ordered])
         self._clicks: tuple[int, ...] = tuple([clicks for _, _, clicks in ordered])
 
-    def of(self, start: int, end: int) -> Version | None:
+    def of(self, start: int, end: int) -> bytes | None:
         """The version of what is from one minute up to another; None while a part of it waits to be folded again."""
         if any(stale < end and start < stale + DAY_MINUTES for stale in self._stale):
             return None
         # Where rows begin and end is a part of it: that a month has as many clicks as one of its days means nothing.
         some = slice(bisect_right(self._ends, start), bisect_left(self._starts, end))
-        return self._starts[some], self._ends[some], self._clicks[some]
+        numbers = array("q", (*self._starts[some], *self._ends[some], *self._clicks[some]))
+        # A digest, because whatever is remembered has it in its key, and a stretch may lie in hundreds of rows.
+        return blake2b(numbers.tobytes(), digest_size=16).digest()
 
 
 def _stretch(row: Row) -> Stretch:

@@ -72,6 +72,7 @@ class ClickWriter:
         self._away = False
         self._leaving: set[asyncio.Task[None]] = set()
         self._overflow: asyncio.Task[None] | None = None
+        self._overflowing: Batch | None = None
         registry = metrics.registry
         self._recorded = Counter("clicks_recorded", "Clicks committed to the outbox", registry=registry)
         self._seconds = Histogram(
@@ -155,7 +156,8 @@ class ClickWriter:
 
     async def _flush_for_ever(self) -> None:
         for batch in list(self._unsafe):  # what the flusher before us was working on
-            await self._make_safe(batch)
+            if batch in self._unsafe and batch is not self._overflowing:
+                await self._make_safe(batch)
         task = asyncio.current_task()
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
             if not self._is_waited_for():
@@ -208,9 +210,13 @@ class ClickWriter:
         self._unsafe[batch] = None
         return batch
 
+    def _is_spooled(self, batch: Batch) -> bool:
+        """Whether the spool is to have it: while the database is away, and where somebody has begun with that."""
+        return self._away or self._shelter.has_begun(batch.clicks)
+
     async def _make_safe(self, batch: Batch) -> None:
         """Commit the clicks, or else spool them, or else shed them; then their answers leave."""
-        if batch.clicks and (self._away or not await self._commit(batch)):
+        if batch.clicks and (self._is_spooled(batch) or not await self._commit(batch)):
             await self._shelter.keep(batch.clicks)
         self._settle(batch)
 
@@ -279,7 +285,11 @@ class ClickWriter:
         self._overflow = asyncio.create_task(self._overflow_with(batch), name="click overflow")
 
     async def _overflow_with(self, batch: Batch) -> None:
-        await self._shelter.keep(batch.clicks)
+        self._overflowing = batch
+        try:
+            await self._shelter.keep(batch.clicks)
+        finally:
+            self._overflowing = None
         self._settle(batch)
 
     # Back from the spool

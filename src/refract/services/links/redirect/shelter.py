@@ -38,6 +38,10 @@ class Shelter:
         """Whether the disk still owes an answer that nobody waits for any more."""
         return self._hung is not None and not self._hung.done()
 
+    def has_begun(self, clicks: Sequence[bytes]) -> bool:
+        """Whether the disk may have this list already, because its keeper was stopped."""
+        return id(clicks) in self._begun
+
     async def keep(self, clicks: Sequence[bytes]) -> None:
         """Put clicks into the spool; those that find no place there are shed.
 
