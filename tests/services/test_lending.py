@@ -12,7 +12,7 @@ import pytest
 
 from refract.runtime.migrations import current_revision, head_revision, migrate
 from tests.support.databases import furnish, make_empty, promised_database
-from tests.support.lending import STATE, name_in
+from tests.support.lending import STATE, drop_idle, name_in
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[Any]
@@ -72,6 +72,15 @@ async def lent_after(server: str, service: str, *statements: str) -> tuple[bool,
                 await connection.execute(statement)
     async with lent(server, service) as dsn:
         return await number(dsn) == before, "\n".join(await described(dsn))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_others(postgres_dsn: str) -> None:
+    """No database that tests before us had: the server may be looking through the many rows of one of them.
+
+    It does so whenever it likes, and what it then knows of the tables makes a database one that is dropped.
+    """
+    asyncio.run(drop_idle(postgres_dsn))
 
 
 @pytest.fixture(scope="module")
