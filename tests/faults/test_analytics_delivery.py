@@ -1,8 +1,8 @@
 """Clicks and link events as a bus may deliver them: again, in any order, and with poison among them; on both modes."""
 
 import random
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -77,19 +77,32 @@ async def known(analytics: Between) -> list[tuple[Any, ...]]:
     return [(row["short_code"], row["user_id"], row["user_email"], row["order_number"], row["status"]) for row in rows]
 
 
-async def read(analytics: Between, messages: Sequence[Message], handled: int, repeated: int) -> None:
-    """Two readers of each queue take everything."""
+class Readers:
+    """Two of each queue, who take everything."""
+
+    def __init__(self, analytics: Between) -> None:
+        self._analytics = analytics
+
+    async def read(self, messages: Sequence[Message], handled: int, repeated: int) -> None:
+        """Let them have messages, and wait until all were read."""
+        counted = self._analytics.counted
+        before = counted("inbox_handled_total"), counted("inbox_repeated_total")
+        for first in range(0, len(messages), 200):
+            await self._analytics.publish(*messages[first : first + 200])
+        await eventually(lambda: counted("inbox_handled_total") - before[0] == handled, timeout=60)
+        await eventually(lambda: counted("inbox_repeated_total") - before[1] == repeated, timeout=60)
+
+
+@asynccontextmanager
+async def reading(analytics: Between) -> AsyncIterator[Readers]:
+    """Readers who go on until the end: one that is stopped may have counted what it has not acknowledged yet."""
     counting, following = clicks(ingesting(analytics.clock), readers=2), [link_changes()] * 2
     queues = {reaction.queue.name: analytics.queue_of(reaction) for reaction in (counting[0], following[0])}
     for queue in queues.values():
         await analytics.bus.declare(queue)
     readers = [analytics.reader(reaction, queues[reaction.queue.name]) for reaction in (*counting, *following)]
-    before = analytics.counted("inbox_handled_total"), analytics.counted("inbox_repeated_total")
     async with running(*(reader.run for reader in readers)):
-        for first in range(0, len(messages), 200):
-            await analytics.publish(*messages[first : first + 200])
-        await eventually(lambda: analytics.counted("inbox_handled_total") - before[0] == handled, timeout=60)
-        await eventually(lambda: analytics.counted("inbox_repeated_total") - before[1] == repeated, timeout=60)
+        yield Readers(analytics)
     for queue in queues.values():
         assert await analytics.dead(queue) == []
 
@@ -101,16 +114,18 @@ async def test_everything_three_times_and_shuffled_changes_no_aggregate(analytic
     changes = [event for code in CODES for event in life(code, chance)]
     messages = three_times_shuffled(followed, changes, chance)
     events = len(followed) + len(changes)
-    await read(analytics, messages, handled=events, repeated=2 * events)
-    await assert_counted(analytics, followed)
     last = {code: [change for change in changes if change.short_code == code][-1] for code in CODES}
-    assert await known(analytics) == sorted(
-        (code, f"owner of {code}", f"{code}@example.com", change.order, _status(change))
-        for code, change in last.items()
-    )
-    milestones = await told(analytics)
-    # And all of it once more, when it has long been counted: as after a replay of the outbox.
-    await read(analytics, three_times_shuffled(followed, changes, chance), handled=0, repeated=3 * events)
+    async with reading(analytics) as readers:
+        await readers.read(messages, handled=events, repeated=2 * events)
+        await assert_counted(analytics, followed)
+        assert await known(analytics) == sorted(
+            (code, f"owner of {code}", f"{code}@example.com", change.order, _status(change))
+            for code, change in last.items()
+        )
+        milestones = await told(analytics)
+        # And all of it once more, when it has long been counted: as after a replay of the outbox.
+        again = three_times_shuffled(followed, changes, chance)
+        await readers.read(again, handled=0, repeated=3 * events)
     await assert_counted(analytics, followed)
     assert await told(analytics) == milestones
     assert await analytics.rows(STALE) == []
