@@ -314,8 +314,10 @@ async def test_redirects_go_on_while_redis_comes_and_goes(
                 await client.flushall()
                 for code in codes:
                     world.clock.advance(7)  # L1 asks again from time to time
-                    await client.delete(f"url:{code}")
-                    await client.lpush(f"url:{code}", "not", "a", "copy")
+                    async with client.pipeline(transaction=True) as together:  # or a copy may come in between
+                        together.delete(f"url:{code}")
+                        together.lpush(f"url:{code}", "not", "a", "copy")
+                        await together.execute()
                 world.clock.advance(61)
             await asyncio.to_thread(server.kill)
             for _ in range(10):
