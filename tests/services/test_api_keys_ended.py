@@ -1,6 +1,5 @@
 """API keys that ended: kept for a while, for their owners to see, and then forgotten; on both modes."""
 
-import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.support.api_keys import ROWS, kept, owner, resolve, signed
 from tests.support.clocks import START
 from tests.support.databases import Location, empty_location, open_database
 from tests.support.identity import EMAIL, ON_SQLITE, IdentityWorld, identity, identity_location
+from tests.support.upgrades import migrate_before
 
 __all__ = ["empty_location", "identity", "identity_location"]
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("patient_locks")
 
 DAY = 86_400.0
 A_DAY_LATER = "2026-03-02T12:00:00Z"
-NEWER = ("0006*", "__pycache__")
 OLD_KEY = Statement(
     "old_key",
     "Keeps a key as it was kept before.",
@@ -81,11 +80,7 @@ async def test_nothing_is_looked_for_among_all_keys(identity: IdentityWorld) -> 
 async def test_keys_revoked_before_that_was_noted_count_from_the_upgrade(
     empty_database: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = tmp_path / "before"
-    shutil.copytree(migrations._folder("identity"), before, ignore=shutil.ignore_patterns(*NEWER))
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "_folder", lambda _: before)
-        await migrations.migrate("identity", empty_database)
+    await migrate_before("0006", "identity", empty_database, tmp_path, monkeypatch)
     database, alice = await open_database(empty_database), User.local(EMAIL, "hash", START)
     async with database.transaction() as tx:
         await Users().add(tx, alice)

@@ -1,7 +1,6 @@
 """The end of an account: by its owner with the password, or by an operator; nothing of the user stays in identity."""
 
 import asyncio
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tests.support.identity import (
     identity,
     identity_location,
 )
+from tests.support.upgrades import migrate_before
 from tests.support.waiting import eventually
 
 __all__ = ["empty_location", "identity", "identity_location"]
@@ -43,7 +43,6 @@ __all__ = ["empty_location", "identity", "identity_location"]
 pytestmark = pytest.mark.usefixtures("patient_locks")
 
 TABLES = ("users", "one_time_tokens", "revocations")
-NEWER = ("0004*", "0005*", "0006*", "__pycache__")
 FOREIGN = Statement(
     "foreign",
     "Makes an account one of another issuer.",
@@ -276,11 +275,7 @@ async def test_a_verification_meanwhile_waits_and_finds_nothing(identity: Identi
 async def test_accounts_of_before_are_kept_with_their_tokens_and_rules(
     empty_database: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = tmp_path / "before"
-    shutil.copytree(migrations._folder("identity"), before, ignore=shutil.ignore_patterns(*NEWER))
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "_folder", lambda _: before)
-        await migrations.migrate("identity", empty_database)
+    await migrate_before("0004", "identity", empty_database, tmp_path, monkeypatch)
     database = await open_database(empty_database)
     alice, foreign = User.local(EMAIL, "hash", START, role="administrator"), User.local("b@example.com", "", START)
     async with database.transaction() as tx:
