@@ -39,6 +39,23 @@ class _Refused(Exception):
 class Connection(RepeatedHeads):
     """Parses requests within limits, and gives them to the fast path or to the application."""
 
+    __slots__ = (
+        "_began_in_feed",
+        "_body_raw_size",
+        "_body_size",
+        "_feed_size",
+        "_has_asked",
+        "_head_size",
+        "_host",
+        "_in_head",
+        "_incoming",
+        "_limits",
+        "_notable",
+        "_receiving_since",
+        "_refused_with",
+        "_unflushed_since",
+    )
+
     def __init__(self, config: Config, state: ServerState, shared: Shared) -> None:
         super().__init__(config, state, shared)
         self._limits = shared.limits

@@ -28,6 +28,18 @@ class RepeatedHeads(TurnTaking):
     but the target, which the fast path has to know as it stands.
     """
 
+    __slots__ = (
+        "_answered_fast",
+        "_draining",
+        "_fast_path",
+        "_lessons",
+        "_message_open",
+        "_peer",
+        "_remembered",
+        "_repeated",
+        "_unparsed",
+    )
+
     def __init__(self, config: Config, state: ServerState, shared: Shared) -> None:
         super().__init__(config, state, shared)
         self._fast_path = shared.fast_path
