@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from refract.runtime.ports import Row
-from refract.runtime.statements import Statement
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.queries import merging
+from refract.services.analytics.queries.edges import Asking
 from refract.services.analytics.queries.merging import Merging
 from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.ranges import RangeRequest
@@ -34,8 +34,8 @@ class Watched(Reader):
         self.details += len(rows) if columns != ("clicks", "bot_clicks", "parts") else 0
         return rows
 
-    async def _edges(self, link: Any, edges: Any, statement: Statement) -> list[tuple[int, Row]]:
-        rows = await super()._edges(link, edges, statement)
+    async def _edges(self, link: Any, edges: Any, asking: Asking) -> list[tuple[int, Row]]:
+        rows = await super()._edges(link, edges, asking)
         self.details += len(rows)
         return rows
 

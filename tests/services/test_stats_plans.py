@@ -10,9 +10,9 @@ import pytest
 
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, microseconds_of, start_of
 from refract.services.analytics.queries import statements, summary
-from refract.services.analytics.queries.reading import microseconds_of
+from refract.services.analytics.queries.edges import FEW, count_edges, edge_parameters, edge_visitors
 from tests.support.clocks import START
 from tests.support.databases import Location
 from tests.support.periods import a_click, open_periods
@@ -20,6 +20,8 @@ from tests.support.periods import a_click, open_periods
 HOT = "code-7"
 ANALYZE = Statement("analyze", "Lets the planner know.", "ANALYZE")
 EDGE = (START - timedelta(days=6), START - timedelta(days=6) + timedelta(minutes=1))
+
+MANY = FEW + 1
 
 ONE_LINK: dict[str, Any] = {
     "short_code": HOT,
@@ -29,10 +31,8 @@ ONE_LINK: dict[str, Any] = {
     "months": [start_of(START, MONTH)],
     **{f"{plural}_from": START - timedelta(days=20) for plural in ("hours", "days", "months")},
     **{f"{plural}_to": START for plural in ("hours", "days", "months")},
-    "starts": [microseconds_of(EDGE[0])],
-    "ends": [microseconds_of(EDGE[1])],
-    "first": EDGE[0],
-    "last": EDGE[1],
+    **edge_parameters(HOT, [(0, *EDGE)]),
+    **edge_parameters(HOT, [(0, *EDGE)] * MANY),
     "clicked_at": EDGE[1],
     "event_id": "",
     "limit": 20,
@@ -52,9 +52,12 @@ STATEMENTS: dict[str, Statement] = {
     "rows": statements.read_rows(statements.COUNTS),
     "rows of visitors": statements.read_rows(statements.VISITORS),
     "stretches": statements.read_stretches(statements.COUNTS),
-    "edges": statements.count_edges(),
-    "edges by value": statements.count_edges(value="country"),
-    "visitors at edges": statements.EDGE_VISITORS,
+    "edge": count_edges()(1),
+    "edge by value": count_edges(value="country")(1),
+    "visitors at an edge": edge_visitors(1),
+    "edges": count_edges()(MANY),
+    "edges by value": count_edges(value="country")(MANY),
+    "visitors at edges": edge_visitors(MANY),
     "newest": statements.page_of_clicks("newest", bots=False),
     "oldest": statements.page_of_clicks("oldest", bots=True),
     "sum_links": summary.SUM_LINKS,

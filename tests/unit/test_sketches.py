@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refract.services.analytics.domain import sketches
-from refract.services.analytics.domain.sketches import MOST_COUNTED, MOST_EXACT, Sketch, count_together, merge_sketches
+from refract.services.analytics.domain.sketches import (
+    MOST_COUNTED,
+    MOST_EXACT,
+    Sketch,
+    count_stored,
+    count_together,
+    merge_sketches,
+)
 
 VISITORS = st.sets(st.binary(max_size=32), max_size=60)
 
@@ -122,6 +129,29 @@ class TestMerging:
                 receiver.add_many(visitors(3_000, 4))
             assert other.encode() == before
 
+    @pytest.mark.parametrize("count", [1, 100, MOST_EXACT, 5_000])
+    def test_one_that_is_stored_is_merged_like_any_other(self, count: int) -> None:
+        other = Sketch.of(visitors(count, 2))
+        stored = other.encode()
+        assert stored is not None
+        for before in (0, 1_000, 5_000):
+            one, same = Sketch.of(visitors(before, 1)), Sketch.of(visitors(before, 1))
+            one.merge(other)
+            same.merge_stored(stored)
+            assert (same.exact, same.registers) == (one.exact, one.registers)
+
+    def test_a_register_has_the_highest_rank_of_its_visitors(self) -> None:
+        """As stored sketches have it, which nobody counts anew: 15 bits of a hash are the register, 33 its rank."""
+        chance = random.Random(6)
+        hashes = {chance.randbytes(6) for _ in range(60_000)} | {bytes(6), b"\xff" * 6, b"\0\2" + bytes(4)}
+        expected = bytearray(2**15)
+        for number in (int.from_bytes(hashed, "big") for hashed in hashes):
+            rank = 34 - (number % 2**33).bit_length()
+            expected[number // 2**33] = max(expected[number // 2**33], rank)
+        sketch = Sketch()
+        sketch._take(hashes)
+        assert sketch.registers == expected
+
     def test_registers_are_compared_each_by_itself(self) -> None:
         chance = random.Random(9)
         one, other = (bytearray(chance.choices(range(35), k=2**15)) for _ in range(2))
@@ -171,8 +201,18 @@ class TestStored:
         ],
     )
     def test_what_is_no_sketch_is_refused(self, stored: bytes) -> None:
-        with pytest.raises(ValueError, match="not a sketch"):
-            Sketch.decode(stored)
+        full = Sketch.of(visitors(5_000))
+        before = full.encode()
+        for read in (Sketch.decode, count_stored, Sketch().merge_stored, full.merge_stored):
+            with pytest.raises(ValueError, match="not a sketch"):
+                read(stored)
+        assert full.encode() == before
+
+    @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 1_000, MOST_EXACT, MOST_EXACT + 1, 20_000])
+    def test_it_is_counted_without_being_read(self, count: int) -> None:
+        sketch = Sketch.of(visitors(count))
+        assert count_stored(sketch.encode()) == sketch.estimate()
+        assert Sketch.decode(sketch.encode()).exact == sketch.exact
 
 
 def test_no_large_package_is_imported() -> None:

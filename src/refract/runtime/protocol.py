@@ -60,13 +60,11 @@ class Connection(RepeatedHeads):
         super().__init__(config, state, shared)
         self._limits = shared.limits
         self._unflushed_since: float | None = None
-        self._has_asked = False
         self._host = b""  # the last one that was found to be good
 
         self._notable: dict[bytes, bytes] = {}
         self._incoming: Exchange | None = None  # whose body is being received
-        self._in_head = False
-        self._began_in_feed = False
+        self._in_head = self._began_in_feed = self._has_asked = False
         self._receiving_since = shared.now
         self._feed_size = self._head_size = self._body_size = self._body_raw_size = 0
         self._refused_with = 0

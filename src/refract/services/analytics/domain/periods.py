@@ -12,6 +12,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Where every watermark begins: nothing is older."""
 
 _MINUTE = timedelta(minutes=1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def minute_of(moment: datetime) -> int:
@@ -22,6 +23,11 @@ def minute_of(moment: datetime) -> int:
 def moment_of(minute: int) -> datetime:
     """The first moment of a minute."""
     return EPOCH + minute * _MINUTE
+
+
+def microseconds_of(moment: datetime) -> int:
+    """A moment as whole microseconds since 1970."""
+    return (moment - EPOCH) // _MICROSECOND
 
 
 def start_of(moment: datetime, span: int) -> datetime:

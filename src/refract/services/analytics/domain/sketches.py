@@ -20,11 +20,12 @@ MOST_COUNTED = 50_000
 _HASH = 6
 _INDEX_BITS = 15
 _REGISTERS = 1 << _INDEX_BITS
-_RANK_BITS = 8 * _HASH - _INDEX_BITS
-_RANK_MASK = (1 << _RANK_BITS) - 1
-_HIGHEST = _RANK_BITS + 1
+_HIGHEST = 8 * _HASH - _INDEX_BITS + 1
 
-_EXACT, _DENSE = 1, 2
+_DENSE = 2
+_SIXTY_FOUR = struct.Struct(f"{_HASH}s" * 64)
+_INDEX_AND_REST = struct.Struct(">HI")
+"""A hash in two numbers: its first 16 bits, all but the last of which are the index, and the others."""
 _DENSE_HEAD = struct.Struct("<BBH")
 _EXCEPTION = struct.Struct("<HB")
 _CLAMPED = 15
@@ -58,13 +59,10 @@ class Sketch:
         sketch = cls()
         if stored is None:
             return sketch
-        kind = stored[:1]
-        if kind == b"\x01" and len(stored) % _HASH == 1 and len(stored) > 1:
-            sketch.exact = {stored[place : place + _HASH] for place in range(1, len(stored), _HASH)}
-        elif kind == b"\x02":
-            sketch.registers = _unpacked(stored)
+        if _is_exact(stored):
+            sketch.exact = _hashes(stored)
         else:
-            raise ValueError("not a sketch of visitors")
+            sketch.registers = _unpacked(stored)
         return sketch
 
     def encode(self) -> bytes | None:
@@ -88,6 +86,13 @@ class Sketch:
         else:
             self.registers = _highest(self.registers, other.registers)
 
+    def merge_stored(self, stored: bytes) -> None:
+        """The same of one as it was stored, which is not taken apart where registers are raised by it anyway."""
+        if self.registers is not None and _is_exact(stored):
+            _raise(self.registers, memoryview(stored)[1:])
+        else:
+            self.merge(Sketch.decode(stored))
+
     def estimate(self) -> int:
         """How many there are."""
         return len(self.exact) if self.registers is None else round(_estimated(self.registers))
@@ -99,13 +104,14 @@ class Sketch:
                 return
             hashes, self.exact = self.exact, set()
             self.registers = bytearray(_REGISTERS)
-        registers = self.registers
-        for hashed in hashes:
-            number = int.from_bytes(hashed, "big")
-            rank = _HIGHEST - (number & _RANK_MASK).bit_length()
-            index = number >> _RANK_BITS
-            if registers[index] < rank:  # noqa: PLR1730  # max() costs as much as all the rest
-                registers[index] = rank
+        _raise(self.registers, b"".join(hashes))
+
+
+def count_stored(stored: bytes | None) -> int:
+    """How many visitors a sketch has counted, as it was stored."""
+    if stored is not None and _is_exact(stored):
+        return len(stored) // _HASH
+    return Sketch.decode(stored).estimate()
 
 
 def count_together(sketches: Sequence[Sketch]) -> int:
@@ -123,8 +129,34 @@ def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:
     merged = Sketch()
     for one in stored:
         if one is not None:
-            merged.merge(Sketch.decode(one))
+            merged.merge_stored(one)
     return merged
+
+
+def _is_exact(stored: bytes) -> bool:
+    """Whether it lists its visitors; raises ValueError for what is no sketch at all."""
+    if stored[:1] == b"\x01" and len(stored) % _HASH == 1 and len(stored) > 1:
+        return True
+    if stored[:1] == b"\x02":
+        return False
+    raise ValueError("not a sketch of visitors")
+
+
+def _hashes(stored: bytes) -> set[bytes]:
+    """The visitors that it lists, most of them 64 at a time, which takes a third of the time."""
+    hashes: set[bytes] = set()
+    end = 1 + (len(stored) - 1) // _SIXTY_FOUR.size * _SIXTY_FOUR.size
+    for some in _SIXTY_FOUR.iter_unpack(memoryview(stored)[1:end]):
+        hashes.update(some)
+    hashes.update([stored[place : place + _HASH] for place in range(end, len(stored), _HASH)])
+    return hashes
+
+
+def _raise(registers: bytearray, hashes: bytes | memoryview) -> None:
+    """Count visitors, one hash after the other."""
+    for first, rest in _INDEX_AND_REST.iter_unpack(hashes):
+        rank = 1 if first & 1 else _HIGHEST - rest.bit_length()
+        registers[first >> 1] = max(registers[first >> 1], rank)
 
 
 def _highest(one: bytearray, other: bytearray) -> bytearray:

@@ -11,10 +11,10 @@ from msgspec import UNSET
 from refract.kernel.errors import Invalid
 from refract.runtime.ports import Database, Row
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, EPOCH, moment_of
+from refract.services.analytics.domain.periods import DAY, EPOCH, microseconds_of, moment_of
 from refract.services.analytics.queries.links import KnownLink
 from refract.services.analytics.queries.owners import find_own
-from refract.services.analytics.queries.reading import Reader, microseconds_of
+from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.statements import CLICK_COLUMNS, Direction, page_of_clicks
 from refract.services.analytics.queries.timeline import clicked_periods
 from refract.services.analytics.queries.views import ClickPage, ClickView

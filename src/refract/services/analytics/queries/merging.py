@@ -8,7 +8,7 @@ from datetime import timedelta
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
 from refract.services.analytics.domain.rankings import Standing, Top
-from refract.services.analytics.domain.sketches import Sketch, count_together, merge_sketches
+from refract.services.analytics.domain.sketches import Sketch, count_stored, count_together, merge_sketches
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.reading import Reader, Seen
 from refract.services.analytics.queries.remembering import MOST_BYTES, Remembered, Versions
@@ -18,6 +18,9 @@ WORTH_REMEMBERING = 5_000
 
 KEY_BYTES = 500
 """About what a key takes."""
+
+BREATH = 64 * 1024
+"""After so many bytes of sketches others may run: a millisecond or so."""
 
 STRETCH_BYTES = 200
 """About what one more stretch takes in it."""
@@ -33,8 +36,11 @@ class Merged:
     stored: bytes | None
 
     @classmethod
-    def of(cls, sketch: Sketch) -> "Merged":
-        """From a sketch."""
+    def of(cls, seen: Seen) -> "Merged":
+        """Of all who were seen. A sketch that tells it alone, as that of a day does, stays as it is."""
+        if len(seen.sketches) == 1 and not seen.visitors:
+            return cls(count_stored(seen.sketches[0]), seen.sketches[0])
+        sketch = _everybody(seen)
         return cls(sketch.estimate(), sketch.encode())
 
     @property
@@ -105,7 +111,7 @@ class Merging:
             self._reader.versions(link, over), self._reader.visitors(link, nows, bots=bots)
         )
         past = await self._past(link, over, pasts, versions, bots=bots)
-        after = [Merged.of(_everybody(one)) for one in seen]
+        after = list(map(Merged.of, seen))
         each = [*past.counts, *(one.count for one in after)]
         if len(each) > len(stretches):  # one is partly over
             place = len(past.counts)
@@ -120,7 +126,7 @@ class Merging:
         if known is not None:
             return known
         merged, sketch = await self._each(link, stretches, versions, bots=bots)
-        everybody = merged[0] if len(merged) == 1 else Merged.of(sketch)
+        everybody = merged[0] if len(merged) == 1 else Merged(sketch.estimate(), sketch.encode())
         past = Past([one.count for one in merged], merged[-1], everybody)
         if key is not None:
             self._pasts.keep(key, past, past.size)
@@ -136,11 +142,15 @@ class Merging:
         missing = [number for number, one in enumerate(merged) if one is None]
         if missing:
             seen = await self._reader.visitors(link, [stretches[number] for number in missing], bots=bots)
+            size = 0
             for number, some in zip(missing, seen, strict=True):
-                sketch = _everybody(some)
-                everybody.merge(sketch)
-                merged[number] = self._kept(keys[number], Merged.of(sketch))
-                await asyncio.sleep(0)  # a day of a busy link takes its milliseconds: others may run in between
+                one = merged[number] = self._kept(keys[number], Merged.of(some))
+                if one.stored is not None:
+                    everybody.merge_stored(one.stored)
+                size += sum(map(len, some.sketches))
+                if size > BREATH:
+                    size = 0
+                    await asyncio.sleep(0)
         return [one for one in merged if one is not None], everybody
 
     def _kept(self, key: Hashable | None, merged: Merged) -> Merged:

@@ -3,16 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from refract.runtime.ports import Database, Row
-from refract.runtime.statements import Statement
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, minute_of, moment_of, start_of
 from refract.services.analytics.domain.tallies import Tally, add_counts
 from refract.services.analytics.queries import statements
 from refract.services.analytics.queries.counting import Sweep
 from refract.services.analytics.queries.covering import DAY_MINUTES, HOUR_MINUTES, Cover, Wanted, month_around
+from refract.services.analytics.queries.edges import Asking, count_edges, edge_parameters, edge_visitors
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.moments import Edge, Moments, add_edge
 from refract.services.analytics.queries.remembering import Versions
@@ -54,7 +54,7 @@ class Reader:
         sweep = Sweep(link.folded, moments.points())
         rows, counted = await asyncio.gather(
             self._rows(link, sweep.wanted, statements.COUNTS),
-            self._edges(link, edges, statements.count_edges()),
+            self._edges(link, edges, count_edges()),
         )
         every, of_bots = (moments.differences(sweep.points, counts) for counts in sweep.counts(rows))
         for bucket, row in counted:
@@ -68,7 +68,7 @@ class Reader:
         column = f"by_{dimension}"
         rows, counted = await asyncio.gather(
             self._rows(link, cover.wanted, ("clicks", "bot_clicks", column)),
-            self._edges(link, edges, statements.count_edges(value=dimension)),
+            self._edges(link, edges, count_edges(value=dimension)),
         )
         tally = Tally()
         clicks = bot_clicks = size = 0
@@ -95,7 +95,7 @@ class Reader:
         columns = statements.VISITORS if bots else statements.VISITORS[:1]
         rows, clicked = await asyncio.gather(
             self._rows(link, cover.wanted, columns),
-            self._edges(link, edges, statements.EDGE_VISITORS),
+            self._edges(link, edges, edge_visitors),
         )
         seen = [Seen() for _ in stretches]
         for row in rows:
@@ -147,18 +147,11 @@ class Reader:
             months=list(map(moment_of, wanted.months)),
         )
 
-    async def _edges(self, link: KnownLink, edges: Sequence[Edge], statement: Statement) -> list[tuple[int, Row]]:
+    async def _edges(self, link: KnownLink, edges: Sequence[Edge], asking: Asking) -> list[tuple[int, Row]]:
         """The rows of a statement about edges, each with its bucket."""
         if not edges:
             return []
-        rows = await self._database.fetch(
-            statement,
-            short_code=link.short_code,
-            starts=[microseconds_of(start) for _, start, _ in edges],
-            ends=[microseconds_of(end) for _, _, end in edges],
-            first=min(start for _, start, _ in edges),
-            last=max(end for _, _, end in edges),
-        )
+        rows = await self._database.fetch(asking(len(edges)), **edge_parameters(link.short_code, edges))
         return [(edges[row["number"] - 1][0], row) for row in rows]
 
 
@@ -178,8 +171,3 @@ def _cover(link: KnownLink, stretches: Sequence[Range]) -> tuple[Cover, list[Edg
         else:
             add_edge(edges, bucket, needed.start, needed.end)
     return cover, edges
-
-
-def microseconds_of(moment: datetime) -> int:
-    """A moment as whole microseconds since 1970."""
-    return (moment - EPOCH) // _MICROSECOND

@@ -92,46 +92,6 @@ def _of_span(names: str, span: int, condition: str) -> str:
     )
 
 
-@cache
-def count_edges(*, value: str = "") -> Statement:
-    """Counts the clicks of a link in short stretches (from `starts` to `ends`, in microseconds), by value if wanted.
-
-    `first` and `last` are before and after all of them: by these the planner knows which partitions it can leave out.
-    """
-    group = f"{value}, bot" if value else "bot"
-    shown = f"counted.{value} AS value, " if value else ""
-    inner = f"SELECT {group}, count(*) AS clicks FROM clicks WHERE {_IN_EDGE} GROUP BY {group}"  # noqa: S608
-    return Statement(
-        "count_edges",
-        "Counts clicks of a link in short stretches.",
-        f"SELECT edge.number, {shown}counted.bot, counted.clicks FROM {_EDGES} CROSS JOIN LATERAL ({inner}) AS counted",  # noqa: S608
-        sqlite=f"SELECT edge.key + 1 AS number, {f'{value} AS value, ' if value else ''}"  # noqa: S608
-        f"bot, count(*) AS clicks FROM {_EDGES_SQLITE} "
-        f"GROUP BY edge.key, {group}",
-    )
-
-
-_EDGES = "unnest(:starts::bigint[], :ends::bigint[]) WITH ORDINALITY AS edge(starts, ends, number)"
-_IN_EDGE = (
-    "short_code = :short_code AND clicked_at >= :first AND clicked_at < :last "
-    "AND clicked_at >= timestamptz 'epoch' + edge.starts * interval '1 microsecond' "
-    "AND clicked_at < timestamptz 'epoch' + edge.ends * interval '1 microsecond'"
-)
-# CROSS is SQLite's word for "in this order": edge by edge, and of each what the index has between its ends.
-_EDGES_SQLITE = (
-    "json_each(:starts) AS edge CROSS JOIN clicks INDEXED BY clicks_by_link "
-    "ON clicks.short_code = :short_code AND clicks.clicked_at >= edge.value "
-    "AND clicks.clicked_at < json_extract(:ends, '$[' || edge.key || ']')"
-)
-
-EDGE_VISITORS = Statement(
-    "edge_visitors",
-    "Reads who clicked in short stretches, each visitor once.",
-    f"SELECT edge.number, seen.visitor, seen.bot FROM {_EDGES} "  # noqa: S608
-    f"CROSS JOIN LATERAL (SELECT DISTINCT visitor, bot FROM clicks WHERE {_IN_EDGE}) AS seen",
-    sqlite=f"SELECT DISTINCT edge.key + 1 AS number, visitor, bot FROM {_EDGES_SQLITE}",  # noqa: S608
-)
-
 CLICK_COLUMNS = (
     "event_id",
     "clicked_at",
