@@ -117,6 +117,11 @@ def _ask(workshop: Workshop, ready: Ready, history: History) -> Seen:
         for name, question in asked.items()
         for whose in WHOSE
     }
+    # A service that has been up for a while has its connections, and these know the statements.
+    for (_, whose), file in files.items():
+        if whose == HOTTEST:
+            send(ready, file, connections=max(CONNECTIONS), seconds=1)
+    wait_until_quiet([ready.pid])
     seen: Seen = {}
     for _ in range(workshop.options.rounds):
         for (name, whose), file in files.items():

@@ -44,6 +44,7 @@ from tests.support.waiting import eventually
         ),
         (Statement("quoted", "A colon in text.", "SELECT size FROM things WHERE size = :n AND ':n it''s :n' <> ''"), 4),
         (Statement("comment", "A colon in a comment.", "SELECT size FROM things -- of :m, it's\nWHERE size = :n"), 4),
+        (Statement("steady", "With one plan.", "SELECT size FROM things WHERE size = :n", steady=True), 4),
     ],
     ids=lambda value: value.name if isinstance(value, Statement) else str(value),
 )

@@ -12,11 +12,12 @@ import pytest
 
 from refract.kernel.errors import TimedOut, Unavailable
 from refract.runtime.distributed import pool, postgresql
-from refract.runtime.distributed.database import PostgresDatabase
+from refract.runtime.distributed.database import STEADY_CONNECTIONS, PostgresDatabase
 from refract.runtime.distributed.postgresql import connect
 from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.statements import Statement
+from refract.runtime.transactions import StatementFailed
 from tests.support.fault_proxy import FaultProxy, proxy_before
 from tests.support.servers import PostgreSQL
 from tests.support.waiting import eventually
@@ -60,6 +61,45 @@ async def proxied(location: str) -> AsyncIterator[tuple[PostgresDatabase, FaultP
 async def _write(database: PostgresDatabase) -> None:
     async with database.transaction() as tx:
         await tx.post(MESSAGE)
+
+
+# Statements with one plan
+
+
+async def test_a_steady_statement_is_planned_once(database: PostgresDatabase) -> None:
+    sql = "SELECT current_setting('plan_cache_mode') AS plans, :value::int AS value"
+    steady, other = (Statement("plans", "Tells how it is planned.", sql, steady=steady) for steady in (True, False))
+    for value in range(8):
+        assert await database.fetch(steady, value=value) == [{"plans": "force_generic_plan", "value": value}]
+        assert await database.fetch(other, value=value) == [{"plans": "auto", "value": value}]
+
+
+async def test_a_steady_statement_may_not_write(database: PostgresDatabase) -> None:
+    delete = Statement("delete", "Deletes events.", "DELETE FROM outbox RETURNING id", steady=True)
+    await _write(database)
+    with pytest.raises(StatementFailed, match="read-only"):
+        await database.fetch(delete)
+    assert await database.fetch(READ) == [{"events": 1}]
+
+
+async def test_steady_statements_go_on_after_their_connections_were_cut(
+    location: str, database: PostgresDatabase, postgres_dsn: str
+) -> None:
+    steady = Statement("steady", "Reads how many events there are.", READ.sql, steady=True)
+    await asyncio.gather(*(database.fetch(steady) for _ in range(20)))
+    assert 0 < database._steady.size <= STEADY_CONNECTIONS
+    name = urlsplit(location).path[1:]
+    await _administer(postgres_dsn, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    await eventually(lambda: _reads(database, steady))
+    await database.close()
+    assert database._steady.size == 0
+
+
+async def _reads(database: PostgresDatabase, statement: Statement) -> bool:
+    try:
+        return await database.fetch(statement) == [{"events": 0}]
+    except Unavailable:
+        return False
 
 
 # A server that falls silent

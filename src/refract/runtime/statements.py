@@ -24,6 +24,9 @@ class Statement:
     sentence: str
     sql: str
     sqlite: str | None = None
+    steady: bool = False
+    """Whether its plan is the same for all values: PostgreSQL then makes it once, and else for every call, which can
+    take longer than what is planned. Not for partitions that values leave out: one plan for all would open them all."""
 
     def for_sqlite(self) -> str:
         """The text for SQLite, which knows `:named` parameters itself."""

@@ -36,6 +36,9 @@ logger = logging.getLogger("refract.database")
 PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each attempt to connect at the start."""
 
+STEADY_CONNECTIONS = 6
+"""For statements with one plan; none of them is open before there is one."""
+
 CHANNEL = "refract_outbox"
 
 LAST_WORDS = 1.0
@@ -60,6 +63,7 @@ class PostgresDatabase:
     def __init__(self, dsn: str, service: str) -> None:
         open_connection = partial(connect, dsn, service=service)
         self._pool = ConnectionPool(open_connection)
+        self._steady = ConnectionPool(partial(open_connection, plans_once=True), most=STEADY_CONNECTIONS, kept=0)
         # Here a statement outside of a transaction may write, and is one itself: a post is a single round trip.
         self._posts = ConnectionPool(partial(open_connection, reads_only=False), most=2, kept=0)
         self._bell = Bell()
@@ -80,6 +84,7 @@ class PostgresDatabase:
             try:
                 await database._pool.start()
                 await database._posts.start()
+                await database._steady.start()
             except Unavailable as error:
                 await database.close()
                 reason = error.reason
@@ -93,7 +98,7 @@ class PostgresDatabase:
     async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
         """All rows."""
         sql, values = bound(statement, parameters)
-        async with self._pool.connection() as connection:
+        async with (self._steady if statement.steady else self._pool).connection() as connection:
             with translated(statement.name):
                 return [dict(record) for record in await connection.fetch(sql, *values)]
 
@@ -142,6 +147,7 @@ class PostgresDatabase:
             await asyncio.wait([telling], timeout=LAST_WORDS)
             telling.cancel()
         await self._posts.close()
+        await self._steady.close()
         await self._pool.close()
 
     def _tell(self) -> None:

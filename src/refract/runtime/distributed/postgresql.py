@@ -57,12 +57,13 @@ def check_dsn(dsn: str) -> None:
         raise Misconfigured(f"FATAL: sslmode in a PostgreSQL DSN is one of {', '.join(SSL_MODES)}")
 
 
-async def connect(dsn: str, *, service: str, reads_only: bool = True) -> "Connection":
+async def connect(dsn: str, *, service: str, reads_only: bool = True, plans_once: bool = False) -> "Connection":
     """Open a connection on which values have our form; raises Unavailable, whatever went wrong.
 
-    With `reads_only`, only a transaction that says so may write.
+    With `reads_only`, only a transaction that says so may write. With `plans_once`, a statement has one plan for all
+    values.
     """
-    opening = asyncio.create_task(_open(dsn, service, reads_only=reads_only))
+    opening = asyncio.create_task(_open(dsn, service, reads_only=reads_only, plans_once=plans_once))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -76,12 +77,13 @@ def _discard(opening: "asyncio.Task[Connection]") -> None:
         opening.result().terminate()
 
 
-async def _open(dsn: str, service: str, *, reads_only: bool) -> "Connection":
+async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -> "Connection":
     settings = {
         "application_name": f"refract-{service}",
         "timezone": "UTC",
         # A read outside of a transaction cannot change anything by mistake.
         "default_transaction_read_only": "on" if reads_only else "off",
+        "plan_cache_mode": "force_generic_plan" if plans_once else "auto",
         # A process that vanished from the network must not hold its locks for hours.
         "idle_in_transaction_session_timeout": "60s",
         # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.

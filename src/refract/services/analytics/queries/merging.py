@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
@@ -183,4 +184,15 @@ def _everybody(seen: Seen) -> Sketch:
 
 def _both(one: Merged, *others: Merged) -> int:
     some = [other.stored for other in others if other.stored is not None]
-    return merge_sketches([one.stored, *some]).estimate() if some else one.count
+    if not some:
+        return one.count
+    return _count_stored_together(*some) if one.stored is None else _count_stored_together(one.stored, *some)
+
+
+@lru_cache(maxsize=256)
+def _count_stored_together(*stored: bytes) -> int:
+    """Remembered, because whoever looks at a link looks again, and until it is clicked there is nothing new to count.
+
+    That is 8 MB at most: of two sketches that are full, the larger one is in another memory as well.
+    """
+    return merge_sketches(stored).estimate()

@@ -25,6 +25,7 @@ FIND_LINK = Statement(
     sqlite=f'SELECT folding.span, until, expired, NULL AS "stale [TIMESTAMP]", {_OF_LINK} '  # noqa: S608
     "UNION ALL SELECT DISTINCT span, NULL, NULL, starts_at, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM stale "
     "WHERE short_code = :short_code",
+    steady=True,
 )
 """One statement, though it says of the link three times what could be said once: it is asked for every answer."""
 
@@ -51,6 +52,7 @@ def read_rows(columns: Sequence[str]) -> Statement:
         f"UNION ALL {_of_each_span(names, 'starts_at = ANY(:{list})', _LONGER)}",
         sqlite=f"SELECT span, starts_at, {names} FROM {_STRETCHES_SQLITE} "  # noqa: S608
         f"UNION ALL {_of_each_span(names, _IN_LIST, _LONGER)}",
+        steady=True,
     )
 
 
@@ -78,6 +80,7 @@ def read_stretches(columns: Sequence[str]) -> Statement:
         "read_stretches",
         "Reads rows of a link, of each span one after the other.",
         _of_each_span(names, "starts_at >= :{list}_from AND starts_at < :{list}_to"),
+        steady=True,
     )
 
 
