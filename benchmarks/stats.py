@@ -117,9 +117,10 @@ def _ask(workshop: Workshop, ready: Ready, history: History) -> Seen:
         for name, question in asked.items()
         for whose in WHOSE
     }
-    # A service that has been up for a while has its connections, and these know the statements.
-    for (_, whose), file in files.items():
+    # A service that is in use has its connections, and these know the statements.
+    for (name, whose), file in files.items():
         if whose == HOTTEST:
+            fetch(ready.port, "GET", asked[name].target(history.codes[0]), ready.token)
             send(ready, file, connections=max(CONNECTIONS), seconds=1)
     wait_until_quiet([ready.pid])
     seen: Seen = {}

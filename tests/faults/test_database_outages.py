@@ -5,6 +5,7 @@ import gc
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -85,13 +86,30 @@ async def test_a_steady_statement_may_not_write(database: PostgresDatabase) -> N
 async def test_steady_statements_go_on_after_their_connections_were_cut(
     location: str, database: PostgresDatabase, postgres_dsn: str
 ) -> None:
-    steady = Statement("steady", "Reads how many events there are.", READ.sql, steady=True)
-    await asyncio.gather(*(database.fetch(steady) for _ in range(20)))
-    assert 0 < database._steady.size <= STEADY_CONNECTIONS
+    steady = replace(READ, steady=True)
+    await asyncio.gather(*(database.fetch(replace(PAUSE, steady=True), seconds=0.2) for _ in range(20)))
+    assert database._steady.size == STEADY_CONNECTIONS
     name = urlsplit(location).path[1:]
     await _administer(postgres_dsn, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
     await eventually(lambda: _reads(database, steady))
     await database.close()
+    assert database._steady.size == 0
+
+
+@pytest.mark.usefixtures("long_patience")
+async def test_closing_hangs_up_on_steady_statements_of_a_silent_server(
+    proxied: tuple[PostgresDatabase, FaultProxy],
+) -> None:
+    database, proxy = proxied
+    steady = replace(READ, steady=True)
+    await database.fetch(steady)
+    proxy.swallow()
+    reading = asyncio.create_task(database.fetch(steady))
+    await eventually(lambda: database._steady._in_use)
+    async with asyncio.timeout(60):
+        await database.close()
+        with pytest.raises(Unavailable):
+            await reading
     assert database._steady.size == 0
 
 
@@ -221,9 +239,11 @@ async def test_a_failover_to_a_standby_is_waited_out(
     await _become_standby(server)
     await eventually(lambda: _answers(database), timeout=30)
     for _ in range(2):
+        assert await database.fetch(replace(READ, steady=True)) == [{"events": 1}]
         with pytest.raises(Unavailable, match="takes no writes"):
             await _write(database)
         assert database._pool.size == 0, "a connection to the old primary is kept"
+        assert database._steady.size == 0, "a connection to the old primary is kept"
     assert await database.fetch(READ) == [{"events": 1}]
 
     def refused_listener() -> bool:

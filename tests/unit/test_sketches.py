@@ -120,6 +120,16 @@ class TestMerging:
             assert merged.encode() == whole.encode()
         assert abs(whole.estimate() / 24_001 - 1) < 0.02
 
+    def test_many_that_are_listed_come_to_the_same_as_one_by_one(self) -> None:
+        parts = [visitors(300, seed) for seed in range(100)]
+        stored = [Sketch.of(part).encode() for part in parts]
+        alone = Sketch()
+        for part in parts:
+            alone.merge(Sketch.of(part))
+        assert merge_sketches(stored).registers == alone.registers
+        assert merge_sketches(stored[:6]).exact == {hashed for part in parts[:6] for hashed in Sketch.of([*part]).exact}
+        assert merge_sketches([stored[0]] * 500).estimate() == 300
+
     def test_the_other_one_stays_as_it_is(self) -> None:
         for count in (100, 5_000):
             one, other = Sketch.of(visitors(5_000, 1)), Sketch.of(visitors(count, 2))

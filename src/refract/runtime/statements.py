@@ -25,8 +25,10 @@ class Statement:
     sql: str
     sqlite: str | None = None
     steady: bool = False
-    """Whether its plan is the same for all values: PostgreSQL then makes it once, and else for every call, which can
-    take longer than what is planned. Not for partitions that values leave out: one plan for all would open them all."""
+    """Whether its plan is the same for all values, so that PostgreSQL need make it only once on a connection.
+
+    Else it may plan every call anew, which can take longer than what is planned. For reads outside of transactions, and
+    not of partitions that values leave out: a plan for all values would open all of them."""
 
     def for_sqlite(self) -> str:
         """The text for SQLite, which knows `:named` parameters itself."""

@@ -37,7 +37,7 @@ PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each attempt to connect at the start."""
 
 STEADY_CONNECTIONS = 6
-"""For statements with one plan; none of them is open before there is one."""
+"""For statements with one plan, which are over in a millisecond; none is open before there is one."""
 
 CHANNEL = "refract_outbox"
 
@@ -62,10 +62,11 @@ class PostgresDatabase:
 
     def __init__(self, dsn: str, service: str) -> None:
         open_connection = partial(connect, dsn, service=service)
-        self._pool = ConnectionPool(open_connection)
-        self._steady = ConnectionPool(partial(open_connection, plans_once=True), most=STEADY_CONNECTIONS, kept=0)
+        pool = partial(ConnectionPool, when_dropped=self._forget_idle)
+        self._pool: ConnectionPool = pool(open_connection)
+        self._steady: ConnectionPool = pool(partial(open_connection, plans_once=True), most=STEADY_CONNECTIONS, kept=0)
         # Here a statement outside of a transaction may write, and is one itself: a post is a single round trip.
-        self._posts = ConnectionPool(partial(open_connection, reads_only=False), most=2, kept=0)
+        self._posts: ConnectionPool = pool(partial(open_connection, reads_only=False), most=2, kept=0)
         self._bell = Bell()
         self._listener = Listener(CHANNEL, open_connection, self._hear)
         self._name = secrets.token_hex(8)
@@ -147,8 +148,15 @@ class PostgresDatabase:
             await asyncio.wait([telling], timeout=LAST_WORDS)
             telling.cancel()
         await self._posts.close()
-        await self._steady.close()
-        await self._pool.close()
+        await asyncio.gather(self._steady.close(), self._pool.close())
+
+    def _forget_idle(self) -> None:
+        """One connection was cut, or leads to a server that takes no writes any more: then so may all.
+
+        Those that only read would not hear of it, and go on at a server that was left behind.
+        """
+        for pool in (self._pool, self._steady, self._posts):
+            pool.forget_idle()
 
     def _tell(self) -> None:
         """Wake our own relay at once, and soon those of other processes."""

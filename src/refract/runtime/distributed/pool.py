@@ -46,8 +46,11 @@ class ConnectionPool:
         *,
         most: int = MAX_CONNECTIONS,
         kept: int = KEPT_CONNECTIONS,
+        when_dropped: Callable[[], None] | None = None,
     ) -> None:
+        """`when_dropped` is called when a connection was cut, or leads to a server that takes no writes."""
         self._connect = connect
+        self._when_dropped = when_dropped
         self._monotonic = monotonic
         self._most = most
         self._kept = kept
@@ -199,6 +202,12 @@ class ConnectionPool:
         """What cut this one has probably cut all: better new ones than a timeout on each."""
         logger.warning("database connection dropped", extra={"reason": str(error)})
         pooled.connection.terminate()
+        self.forget_idle()
+        if self._when_dropped is not None:
+            self._when_dropped()
+
+    def forget_idle(self) -> None:
+        """Let nobody have a connection that is open now and not in use."""
         while self._idle:
             self._idle.pop().connection.terminate()
 

@@ -83,13 +83,14 @@ async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -
         "timezone": "UTC",
         # A read outside of a transaction cannot change anything by mistake.
         "default_transaction_read_only": "on" if reads_only else "off",
-        "plan_cache_mode": "force_generic_plan" if plans_once else "auto",
         # A process that vanished from the network must not hold its locks for hours.
         "idle_in_transaction_session_timeout": "60s",
         # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.
         "statement_timeout": f"{COMMAND_TIMEOUT * 1000:.0f}",
         "lock_timeout": f"{ACQUIRE_TIMEOUT * 1000:.0f}",
     }
+    if plans_once:
+        settings["plan_cache_mode"] = "force_generic_plan"
     connection: Connection | None = None
     with translated(CONNECTING):
         try:

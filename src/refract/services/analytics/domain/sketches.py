@@ -18,6 +18,9 @@ MOST_COUNTED = 50_000
 """So many are put side by side to be counted: some milliseconds, as many as registers would take."""
 
 _HASH = 6
+_AT_ONCE = 4 * _HASH * MOST_EXACT
+"""Bytes of lists that become one set at most: if it is too large to be kept, those that follow only raise registers."""
+
 _INDEX_BITS = 15
 _REGISTERS = 1 << _INDEX_BITS
 _HIGHEST = 8 * _HASH - _INDEX_BITS + 1
@@ -127,15 +130,20 @@ def count_together(sketches: Sequence[Sketch]) -> int:
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:
     """One sketch of all whom these have counted, each visitor once."""
     merged = Sketch()
-    listed: list[bytes] = []
+    listed: list[bytes] = []  # many at once: hours of a link with few clicks are hundreds, with a handful each
+    size = 0
     for one in stored:
         if one is None:
             continue
-        if _is_exact(one):
-            listed.append(one[1:])
-        else:
+        if not _is_exact(one):
             merged.merge_stored(one)
-    if listed:  # all at once: hours of a link with few clicks are hundreds, with a handful of visitors each
+            continue
+        listed.append(one[1:])
+        size += len(one)
+        if size > _AT_ONCE:
+            merged.merge_stored(_LISTED + b"".join(listed))
+            listed, size = [], 0
+    if listed:
         merged.merge_stored(_LISTED + b"".join(listed))
     return merged
 

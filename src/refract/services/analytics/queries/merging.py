@@ -23,6 +23,9 @@ KEY_BYTES = 500
 BREATH = 64 * 1024
 """After so many bytes of sketches others may run: a millisecond or so."""
 
+VISITOR_BYTES = 40
+"""A single visitor, who has to be hashed first, takes as long as so many of these."""
+
 STRETCH_BYTES = 200
 """About what one more stretch takes in it."""
 
@@ -138,21 +141,26 @@ class Merging:
     ) -> tuple[list[Merged], Sketch]:
         """Stretch by stretch, and all of them in one sketch."""
         keys = [_key(link, bots, stretch, versions) for stretch in stretches]
-        merged = [None if key is None else self._visitors.find(key) for key in keys]
-        everybody = merge_sketches(one.stored for one in merged if one is not None)
-        missing = [number for number, one in enumerate(merged) if one is None]
-        if missing:
-            seen = await self._reader.visitors(link, [stretches[number] for number in missing], bots=bots)
-            size = 0
-            for number, some in zip(missing, seen, strict=True):
-                one = merged[number] = self._kept(keys[number], Merged.of(some))
-                if one.stored is not None:
-                    everybody.merge_stored(one.stored)
-                size += sum(map(len, some.sketches))
-                if size > BREATH:
-                    size = 0
-                    await asyncio.sleep(0)
-        return [one for one in merged if one is not None], everybody
+        known = [None if key is None else self._visitors.find(key) for key in keys]
+        missing = [stretch for stretch, one in zip(stretches, known, strict=True) if one is None]
+        seen = iter(await self._reader.visitors(link, missing, bots=bots) if missing else ())
+        merged: list[Merged] = []
+        everybody, size = Sketch(), 0
+        for key, remembered in zip(keys, known, strict=True):
+            if remembered is None:
+                some = next(seen)
+                one = self._kept(key, Merged.of(some))
+                size += sum(map(len, some.sketches)) + VISITOR_BYTES * len(some.visitors)
+            else:
+                one = remembered
+                size += one.size
+            if one.stored is not None:
+                everybody.merge_stored(one.stored)
+            merged.append(one)
+            if size > BREATH:
+                size = 0
+                await asyncio.sleep(0)
+        return merged, everybody
 
     def _kept(self, key: Hashable | None, merged: Merged) -> Merged:
         if key is not None:
@@ -193,6 +201,6 @@ def _both(one: Merged, *others: Merged) -> int:
 def _count_stored_together(*stored: bytes) -> int:
     """Remembered, because whoever looks at a link looks again, and until it is clicked there is nothing new to count.
 
-    That is 8 MB at most: of two sketches that are full, the larger one is in another memory as well.
+    Two sketches take 33 KB at most, and so all of these some 8 MB.
     """
     return merge_sketches(stored).estimate()
