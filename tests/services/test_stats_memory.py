@@ -1,5 +1,6 @@
 """Links with many clicks: what is over is put together once, and every answer stays what a recount gives."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -97,6 +98,30 @@ async def test_the_second_look_reads_no_more_than_the_last_hour(periods: Periods
         await queries.visitors("owner", "abc", request, bots=False)
         await queries.breakdown("owner", "abc", request, "country", limit=9, bots=False)
     assert reader.details == 2, "the row of this hour, for each of the two"
+
+
+async def test_what_many_look_at_at_once_is_put_together_once(periods: PeriodsWorld) -> None:
+    """As after a start, when everybody looks at the link of the day again; also if the first one leaves."""
+    chance = random.Random(10)
+    await periods.count(*[made(chance, START - timedelta(minutes=11 * number)) for number in range(1_000)])
+    await periods.house().keep_house()
+    request = RangeRequest.read(START, start="2026-02-20", tz="Asia/Kolkata")
+
+    async def look(queries: OwnerQueries) -> tuple[int, int]:
+        visitors = await queries.visitors("owner", "abc", request, bots=False)
+        countries = await queries.breakdown("owner", "abc", request, "country", limit=9, bots=False)
+        return visitors.visitors, countries.clicks
+
+    alone, crowded = Watched(periods.database), Watched(periods.database)
+    expected = await look(OwnerQueries(alone, Merging(alone)))
+    queries = OwnerQueries(crowded, Merging(crowded))
+    looks = [asyncio.create_task(look(queries)) for _ in range(12)]
+    await asyncio.sleep(0)
+    looks[0].cancel()
+    assert await asyncio.gather(*looks[1:]) == [expected] * 11
+    # Each reads this hour for itself, twice; and if the first one had begun, that was for nothing.
+    assert crowded.details <= 2 * alone.details + 2 * 12
+    assert alone.details > 2 * 12
 
 
 async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:

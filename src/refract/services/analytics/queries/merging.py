@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
@@ -75,6 +76,8 @@ class Merging:
         self._tallies: Remembered[tuple[Counts, Standing]] = Remembered(2 * MOST_BYTES)
         self._visitors: Remembered[Merged] = Remembered()
         self._pasts: Remembered[Past] = Remembered()
+        self._looks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
+        """By key, while somebody puts it together: whoever comes meanwhile waits for what comes of it."""
 
     async def top(self, link: KnownLink, span: Range, dimension: str, most: int, *, bots: bool) -> tuple[Counts, Top]:
         """The most frequent values of a dimension in a settled range, and all clicks of the range."""
@@ -94,14 +97,18 @@ class Merging:
     ) -> tuple[Counts, Standing]:
         """The values of a range that is over."""
         key = _key(link, dimension, span, versions)
-        known = None if key is None else self._tallies.find(key)
-        if known is not None:
-            return known
-        counts, tally = await self._reader.tally(link, span, dimension)
-        standing = Standing(tally)
-        if key is not None and not tally.overflowed:  # values that did not fit may be counted again, and then do
-            self._tallies.keep(key, (counts, standing), KEY_BYTES + standing.size)
-        return counts, standing
+        if key is None:
+            counts, tally = await self._reader.tally(link, span, dimension)
+            return counts, Standing(tally)
+        async with self._looks.setdefault(key, asyncio.Lock()):
+            known = self._tallies.find(key)
+            if known is not None:
+                return known
+            counts, tally = await self._reader.tally(link, span, dimension)
+            standing = Standing(tally)
+            if not tally.overflowed:  # values that did not fit may be counted again, and then do
+                self._tallies.keep(key, (counts, standing), KEY_BYTES + standing.size)
+            return counts, standing
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> tuple[int, list[int]]:
         """How many visitors there are in all settled stretches together, one after the other, and in each."""
@@ -126,15 +133,21 @@ class Merging:
         self, link: KnownLink, over: Range, stretches: Sequence[Range], versions: Versions, *, bots: bool
     ) -> Past:
         key = _key(link, (bots, *stretches), over, versions)
-        known = None if key is None else self._pasts.find(key)
-        if known is not None:
-            return known
+        if key is None:
+            return await self._put_together(link, stretches, versions, bots=bots)
+        async with self._looks.setdefault(key, asyncio.Lock()):
+            past = self._pasts.find(key)
+            if past is None:
+                past = await self._put_together(link, stretches, versions, bots=bots)
+                self._pasts.keep(key, past, past.size)
+            return past
+
+    async def _put_together(
+        self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
+    ) -> Past:
         merged, sketch = await self._each(link, stretches, versions, bots=bots)
         everybody = merged[0] if len(merged) == 1 else Merged(sketch.estimate(), sketch.encode())
-        past = Past([one.count for one in merged], merged[-1], everybody)
-        if key is not None:
-            self._pasts.keep(key, past, past.size)
-        return past
+        return Past([one.count for one in merged], merged[-1], everybody)
 
     async def _each(
         self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
