@@ -98,17 +98,20 @@ class TestCountingTogether:
     def test_exact_ones_are_counted_exactly_however_many_they_are(self) -> None:
         chance, everybody = random.Random(5), visitors(9_000, seed=3)
         days = [chance.sample(everybody, 1_500) for _ in range(20)]
-        counted = [Sketch.of(day) for day in days]
-        before = [sketch.encode() for sketch in counted]
-        assert count_together(counted) == len(set().union(*days))
-        assert [sketch.encode() for sketch in counted] == before
-        assert count_together([]) == 0
+        stored = [Sketch.of(day).encode() for day in days]
+        assert count_together([*stored, None]) == len(set().union(*days))
+        assert count_together(stored[:1]) == 1_500
+        assert count_together([]) == count_together([None, None]) == 0
 
     @pytest.mark.parametrize("sizes", [(100, 5_000), (5_000, 100, 0), (MOST_EXACT,) * (MOST_COUNTED // MOST_EXACT + 1)])
     def test_what_is_too_much_is_estimated(self, sizes: tuple[int, ...]) -> None:
-        counted = [Sketch.of(visitors(size, seed)) for seed, size in enumerate(sizes)]
-        assert count_together(counted) == merge_sketches(sketch.encode() for sketch in counted).estimate()
-        assert count_together(counted) == pytest.approx(sum(sizes), rel=0.02)
+        stored = [Sketch.of(visitors(size, seed)).encode() for seed, size in enumerate(sizes)]
+        assert count_together(stored) == merge_sketches(stored).estimate()
+        assert count_together(stored) == pytest.approx(sum(sizes), rel=0.02)
+
+    def test_what_is_no_sketch_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="not a sketch"):
+            count_together([Sketch.of([b"somebody"]).encode(), b"\x01abc"])
 
 
 class TestMerging:

@@ -8,7 +8,7 @@ are compared all at once, as one long integer: numpy would cost more to import t
 import math
 import struct
 from binascii import hexlify, unhexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Self
@@ -117,14 +117,12 @@ def count_stored(stored: bytes | None) -> int:
     return Sketch.decode(stored).estimate()
 
 
-def count_together(sketches: Sequence[Sketch]) -> int:
+def count_together(stored: Iterable[bytes | None]) -> int:
     """How many visitors these have counted, each once; one by one where that is possible, as nothing of it is kept."""
-    if all(sketch.registers is None for sketch in sketches) and sum(len(one.exact) for one in sketches) <= MOST_COUNTED:
-        return len(set[bytes]().union(*(sketch.exact for sketch in sketches)))
-    merged = Sketch()
-    for sketch in sketches:
-        merged.merge(sketch)
-    return merged.estimate()
+    some = [one for one in stored if one is not None]
+    if sum(map(len, some)) > _HASH * MOST_COUNTED or not all(map(_is_exact, some)):
+        return merge_sketches(some).estimate()
+    return len(_hashes(_LISTED + b"".join([one[1:] for one in some])))
 
 
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:

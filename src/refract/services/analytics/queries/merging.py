@@ -114,8 +114,8 @@ class Merging:
         """How many visitors there are in all settled stretches together, one after the other, and in each."""
         over, _ = _divided(link, Range(stretches[0].start, stretches[-1].end))
         if over is None:
-            sketches = list(map(_everybody, await self._reader.visitors(link, stretches, bots=bots)))
-            return count_together(sketches), [sketch.estimate() for sketch in sketches]
+            each = list(map(Merged.of, await self._reader.visitors(link, stretches, bots=bots)))
+            return count_together(one.stored for one in each), [one.count for one in each]
         pasts = [Range(one.start, min(one.end, over.end)) for one in stretches if one.start < over.end]
         nows = [Range(max(one.start, over.end), one.end) for one in stretches if one.end > over.end]
         versions, seen = await asyncio.gather(
@@ -123,11 +123,11 @@ class Merging:
         )
         past = await self._past(link, over, pasts, versions, bots=bots)
         after = list(map(Merged.of, seen))
-        each = [*past.counts, *(one.count for one in after)]
-        if len(each) > len(stretches):  # one is partly over
+        counts = [*past.counts, *(one.count for one in after)]
+        if len(counts) > len(stretches):  # one is partly over
             place = len(past.counts)
-            each[place - 1 : place + 1] = [_both(past.last, after[0])]
-        return _both(past.everybody, *after), each
+            counts[place - 1 : place + 1] = [_both(past.last, after[0])]
+        return _both(past.everybody, *after), counts
 
     async def _past(
         self, link: KnownLink, over: Range, stretches: Sequence[Range], versions: Versions, *, bots: bool
