@@ -96,23 +96,6 @@ async def test_steady_statements_go_on_after_their_connections_were_cut(
     assert database._steady.size == 0
 
 
-@pytest.mark.usefixtures("long_patience")
-async def test_closing_hangs_up_on_steady_statements_of_a_silent_server(
-    proxied: tuple[PostgresDatabase, FaultProxy],
-) -> None:
-    database, proxy = proxied
-    steady = replace(READ, steady=True)
-    await database.fetch(steady)
-    proxy.swallow()
-    reading = asyncio.create_task(database.fetch(steady))
-    await eventually(lambda: database._steady._in_use)
-    async with asyncio.timeout(60):
-        await database.close()
-        with pytest.raises(Unavailable):
-            await reading
-    assert database._steady.size == 0
-
-
 async def _reads(database: PostgresDatabase, statement: Statement) -> bool:
     try:
         return await database.fetch(statement) == [{"events": 0}]
@@ -146,15 +129,22 @@ async def test_whoever_stops_does_not_wait_for_a_silent_server(proxied: tuple[Po
 
 
 @pytest.mark.usefixtures("long_patience")
-async def test_closing_hangs_up_on_a_silent_server(proxied: tuple[PostgresDatabase, FaultProxy]) -> None:
+@pytest.mark.parametrize("steady", [False, True])
+async def test_closing_hangs_up_on_a_silent_server(
+    proxied: tuple[PostgresDatabase, FaultProxy], *, steady: bool
+) -> None:
     database, proxy = proxied
+    connections = database._steady if steady else database._pool
+    read = replace(READ, steady=steady)
+    await database.fetch(read)
     proxy.swallow()
-    reading = asyncio.create_task(database.fetch(READ))
-    await eventually(lambda: database._pool._in_use)
+    reading = asyncio.create_task(database.fetch(read))
+    await eventually(lambda: connections._in_use)
     async with asyncio.timeout(60):
         await database.close()
         with pytest.raises(Unavailable):
             await reading
+    assert connections.size == 0
 
 
 async def test_closing_waits_for_a_server_that_answers(
