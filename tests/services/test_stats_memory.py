@@ -4,12 +4,15 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from refract.runtime.ports import Row
+from refract.runtime.statements import Statement
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.queries import merging
 from refract.services.analytics.queries.edges import Asking
@@ -17,6 +20,7 @@ from refract.services.analytics.queries.merging import Merging
 from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.ranges import RangeRequest
 from refract.services.analytics.queries.reading import Reader
+from refract.services.analytics.queries.statements import COUNTS, read_rows
 from tests.support.clocks import START
 from tests.support.periods import PeriodsWorld, a_click, periods
 
@@ -26,13 +30,14 @@ ZONES = ("UTC", "Asia/Kolkata", "America/New_York")
 
 
 class Watched(Reader):
-    """A reader that notes how many rows with details it is given."""
+    """A reader that notes how many rows with details it is given, or what was made of them."""
 
     details = 0
 
-    async def _rows(self, link: Any, wanted: Any, columns: tuple[str, ...]) -> list[Row]:
-        rows = await super()._rows(link, wanted, columns)
-        self.details += len(rows) if columns != ("clicks", "bot_clicks", "parts") else 0
+    async def _rows(self, link: Any, wanted: Any, statement: Statement) -> list[Row]:
+        rows = await super()._rows(link, wanted, statement)
+        if statement is not read_rows(COUNTS):
+            self.details += sum(row.get("sketches", 1) for row in rows)
         return rows
 
     async def _edges(self, link: Any, edges: Any, asking: Asking) -> list[tuple[int, Row]]:
@@ -131,3 +136,36 @@ async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, mo
     monkeypatch.setattr(reader, "versions", None)
     request = RangeRequest.read(START, start="2026-02-20")
     assert (await OwnerQueries(reader).visitors("owner", "abc", request, bots=False)).visitors == 1
+
+
+async def test_visitors_are_told_apart_in_hours_of_any_size_and_by_names_of_any_length(periods: PeriodsWorld) -> None:
+    """Hours whose sketches are lists, one whose is not, and clicks at the edges of days that begin at half past."""
+    evening = datetime(2026, 2, 20, 18, tzinfo=UTC)
+    crowds = {1: range(2_500), 2: range(2_400, 2_600), 5: range(2_500, 2_550)}
+    crowds |= {50: range(20), 53: range(10, 25), 80: range(1)}  # the last day is not over yet
+    hours = [
+        a_click(evening + timedelta(hours=hour, seconds=number % 3_600), visitor=number)
+        for hour, numbers in crowds.items()
+        for number in numbers
+    ]
+    names = [b"", b"abc", b"abcdef", b"x" * 32, b"", (0).to_bytes(8, "big")]
+    at_edges = [
+        structs.replace(a_click(evening + timedelta(days=day, minutes=minutes)), visitor=name, bot=bot)
+        for name in names
+        for day in (0, 1)
+        for minutes, bot in ((31, False), (25, True))
+    ]
+    await periods.count(*hours, *at_edges)
+    await periods.house().keep_house()
+    request = RangeRequest.read(START, start="2026-02-20", end="2026-02-24", tz="Asia/Kolkata")
+    for bots in (False, True):
+        seen = await OwnerQueries(Reader(periods.database)).visitors("owner", "abc", request, bots=bots)
+        each = [
+            {one.visitor for one in (*hours, *at_edges) if begin <= one.occurred_at < end and (bots or not one.bot)}
+            for begin, end in pairwise(evening + timedelta(days=day, minutes=30) for day in range(-1, 5))
+        ]
+        assert list(map(len, each)) == [5 * bots, 2_604, 5, 25, 1]
+        assert [point.visitors for point in seen.points] == pytest.approx(list(map(len, each)), rel=0.02)
+        few = (0, 2, 3, 4)
+        assert [seen.points[place].visitors for place in few] == [len(each[place]) for place in few]
+        assert seen.visitors == pytest.approx(len(set().union(*each)), rel=0.02)

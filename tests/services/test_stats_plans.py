@@ -50,7 +50,7 @@ STATEMENTS: dict[str, Statement] = {
     "find_link": statements.FIND_LINK,
     "watch": statements.WATCH,
     "rows": statements.read_rows(statements.COUNTS),
-    "rows of visitors": statements.read_rows(statements.VISITORS),
+    "visitors": statements.read_visitors(statements.EVERYBODY),
     "stretches": statements.read_stretches(statements.COUNTS),
     "edge": count_edges()(1),
     "edge by value": count_edges(value="country")(1),

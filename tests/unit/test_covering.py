@@ -65,12 +65,12 @@ def test_where_nothing_is_folded_hours_are_not_asked_for_one_by_one() -> None:
     assert (cover.wanted.hours, cover.wanted.days, cover.wanted.months) == ([(0, JUNE)], [], [])
 
 
-def test_hours_beside_each_other_are_one_stretch() -> None:
+def test_hours_beside_each_other_are_one_stretch_for_each_bucket() -> None:
     cover = Cover(Folded(JUNE, JANUARY))
     evenings = [JANUARY + day * DAY_MINUTES + 19 * 60 for day in range(5)]
     for bucket, (start, end) in enumerate(pairwise(evenings)):
         cover.add(bucket, start, end)
-    assert cover.wanted.hours == [(evenings[0], evenings[-1])]
+    assert cover.wanted.hours == list(pairwise(evenings))
     assert [cover.bucket((HOUR, evening + 600)) for evening in evenings[:-1]] == [0, 1, 2, 3]
 
 

@@ -153,6 +153,15 @@ class TestMerging:
             same.merge_stored(stored)
             assert (same.exact, same.registers) == (one.exact, one.registers)
 
+    @pytest.mark.parametrize(("distinct", "repeated"), [(100, 600), (MOST_EXACT, 30), (5_000, 20)])
+    def test_a_long_list_may_name_anybody_often(self, distinct: int, repeated: int) -> None:
+        people = visitors(distinct, 7)
+        hashes = b"".join(hashed for one in people for hashed in Sketch.of([one]).exact)
+        expected = Sketch.of(people)
+        sketch = Sketch()
+        sketch.merge_stored(b"\x01" + hashes * repeated)
+        assert (sketch.exact, sketch.registers) == (expected.exact, expected.registers)
+
     def test_a_register_has_the_highest_rank_of_its_visitors(self) -> None:
         """As stored sketches have it, which nobody counts anew: 15 bits of a hash are the register, 33 its rank."""
         chance = random.Random(6)

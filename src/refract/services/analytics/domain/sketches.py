@@ -63,7 +63,7 @@ class Sketch:
         if stored is None:
             return sketch
         if _is_exact(stored):
-            sketch.exact = _hashes(stored)
+            sketch.exact = _hashes(memoryview(stored)[1:])
         else:
             sketch.registers = _unpacked(stored)
         return sketch
@@ -90,11 +90,17 @@ class Sketch:
             self.registers = _highest(self.registers, other.registers)
 
     def merge_stored(self, stored: bytes) -> None:
-        """The same of one as it was stored, which is not taken apart where registers are raised by it anyway."""
-        if self.registers is not None and _is_exact(stored):
-            _raise(self.registers, memoryview(stored)[1:])
-        else:
+        """The same of one as it was stored, or of a list of any length, which is not taken apart where registers are
+        raised by it anyway."""
+        if not _is_exact(stored):
             self.merge(Sketch.decode(stored))
+            return
+        hashes = memoryview(stored)[1:]
+        while hashes and self.registers is None:
+            self._take(_hashes(hashes[:_AT_ONCE]))
+            hashes = hashes[_AT_ONCE:]
+        if self.registers is not None:
+            _raise(self.registers, hashes)
 
     def estimate(self) -> int:
         """How many there are."""
@@ -122,7 +128,7 @@ def count_together(stored: Iterable[bytes | None]) -> int:
     some = [one for one in stored if one is not None]
     if sum(map(len, some)) > _HASH * MOST_COUNTED or not all(map(_is_exact, some)):
         return merge_sketches(some).estimate()
-    return len(_hashes(_LISTED + b"".join([one[1:] for one in some])))
+    return len(_hashes(memoryview(b"".join([one[1:] for one in some]))))
 
 
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:
@@ -155,13 +161,14 @@ def _is_exact(stored: bytes) -> bool:
     raise ValueError("not a sketch of visitors")
 
 
-def _hashes(stored: bytes) -> set[bytes]:
-    """The visitors that it lists, most of them 64 at a time, which takes a third of the time."""
+def _hashes(listed: memoryview) -> set[bytes]:
+    """The visitors of a list, most of them 64 at a time, which takes a third of the time."""
     hashes: set[bytes] = set()
-    end = 1 + (len(stored) - 1) // _SIXTY_FOUR.size * _SIXTY_FOUR.size
-    for some in _SIXTY_FOUR.iter_unpack(memoryview(stored)[1:end]):
+    end = len(listed) // _SIXTY_FOUR.size * _SIXTY_FOUR.size
+    for some in _SIXTY_FOUR.iter_unpack(listed[:end]):
         hashes.update(some)
-    hashes.update([stored[place : place + _HASH] for place in range(end, len(stored), _HASH)])
+    rest = bytes(listed[end:])
+    hashes.update([rest[place : place + _HASH] for place in range(0, len(rest), _HASH)])
     return hashes
 
 

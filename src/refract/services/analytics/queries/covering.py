@@ -105,7 +105,11 @@ class Cover:
             self._add_hours(bucket, start, end)
 
     def _add_hours(self, bucket: int, start: int, end: int) -> None:
-        self.wanted.add_hours(start, end)
+        if self._buckets and self._buckets[-1] == bucket:
+            self.wanted.add_hours(start, end)
+            return
+        # Not with those before it: what is read of a stretch belongs to one bucket.
+        self.wanted.hours.append((start, end))
         self._firsts.append(start)
         self._buckets.append(bucket)
 

@@ -37,14 +37,17 @@ def _count(edges: int, *, value: str) -> Statement:
 
 @cache
 def edge_visitors(edges: int) -> Statement:
-    """Reads who clicked, each visitor once in each."""
-    # Grouped, because that is the same in both engines whether an edge stands alone or among many.
+    """Reads who clicked, each visitor once in each: those whose names have the same length one after the other.
+
+    SQLite, which sends nothing, gives them one by one.
+    """
     return _statement(
         "edge_visitors",
         "Reads who clicked in short stretches, each visitor once.",
         edges,
-        columns="visitor, bot",
-        group=" GROUP BY visitor, bot",
+        columns="bot, octet_length(visitor) AS length, string_agg(DISTINCT visitor, ''::bytea) AS visitors",
+        group=" GROUP BY bot, octet_length(visitor)",
+        sqlite=("bot, length(visitor) AS length, visitor AS visitors", " GROUP BY visitor, bot"),
     )
 
 
@@ -64,21 +67,31 @@ def edge_parameters(short_code: str, edges: Sequence[Edge]) -> dict[str, Any]:
     }
 
 
-def _statement(name: str, sentence: str, edges: int, *, columns: str, group: str) -> Statement:
+def _statement(
+    name: str, sentence: str, edges: int, *, columns: str, group: str, sqlite: tuple[str, str] | None = None
+) -> Statement:
+    columns_sqlite, group_sqlite = sqlite or (columns, group)
     if edges <= FEW:
-        alone = [
-            f"SELECT {number} AS number, {columns} FROM {{clicks}} WHERE short_code = :short_code "  # noqa: S608
-            f"AND clicked_at >= :start_{number} AND clicked_at < :end_{number}{group}"
-            for number in range(1, edges + 1)
-        ]
-        sql = " UNION ALL ".join(alone)
-        return Statement(name, sentence, sql.format(clicks="clicks"), sqlite=sql.format(clicks=_CLICKS_SQLITE))
+        return Statement(
+            name,
+            sentence,
+            _one_by_one(edges, columns, "clicks", group),
+            sqlite=_one_by_one(edges, columns_sqlite, _CLICKS_SQLITE, group_sqlite),
+        )
     return Statement(
         name,
         sentence,
         f"SELECT edge.number, told.* FROM {_EDGES} "  # noqa: S608  # names, not values
         f"CROSS JOIN LATERAL (SELECT {columns} FROM clicks WHERE {_IN_EDGE}{group}) AS told",
-        sqlite=f"SELECT edge.key + 1 AS number, {columns} FROM {_EDGES_SQLITE}{group}, edge.key",  # noqa: S608
+        sqlite=f"SELECT edge.key + 1 AS number, {columns_sqlite} FROM {_EDGES_SQLITE}{group_sqlite}, edge.key",  # noqa: S608
+    )
+
+
+def _one_by_one(edges: int, columns: str, clicks: str, group: str) -> str:
+    return " UNION ALL ".join(
+        f"SELECT {number} AS number, {columns} FROM {clicks} WHERE short_code = :short_code "  # noqa: S608
+        f"AND clicked_at >= :start_{number} AND clicked_at < :end_{number}{group}"
+        for number in range(1, edges + 1)
     )
 
 

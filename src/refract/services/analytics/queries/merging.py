@@ -43,7 +43,7 @@ class Merged:
     @classmethod
     def of(cls, seen: Seen) -> "Merged":
         """Of all who were seen. A sketch that tells it alone, as that of a day does, stays as it is."""
-        if len(seen.sketches) == 1 and not seen.visitors:
+        if seen.sources == 1 and not seen.visitors:
             return cls(count_stored(seen.sketches[0]), seen.sketches[0])
         sketch = _everybody(seen)
         return cls(sketch.estimate(), sketch.encode())
@@ -197,7 +197,7 @@ def _key(link: KnownLink, what: object, span: Range, versions: Versions) -> Hash
 
 
 def _everybody(seen: Seen) -> Sketch:
-    sketch = Sketch.decode(seen.sketches[0]) if len(seen.sketches) == 1 else merge_sketches(seen.sketches)
+    sketch = merge_sketches(seen.sketches)
     if seen.visitors:
         sketch.add_many(seen.visitors)
     return sketch

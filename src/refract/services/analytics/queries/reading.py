@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from refract.runtime.ports import Database, Row
+from refract.runtime.statements import Statement
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, minute_of, moment_of, start_of
 from refract.services.analytics.domain.tallies import Tally, add_counts
@@ -27,10 +28,18 @@ _MINUTE_MICROSECONDS = 60_000_000
 
 @dataclass(slots=True)
 class Seen:
-    """Who was seen in a stretch: sketches as they are stored, and single visitors at its edges."""
+    """Who was seen in a stretch: sketches as they are stored, or lists that are made of several, and single visitors
+    at its edges."""
 
     sketches: list[bytes] = field(default_factory=list)
     visitors: set[bytes] = field(default_factory=set)
+    sources: int = 0
+    """How many sketches all of these are made of: what comes from more than one may name somebody twice."""
+
+    def add(self, sketch: bytes, sources: int) -> None:
+        """Those in a sketch, too."""
+        self.sketches.append(sketch)
+        self.sources += sources
 
 
 class Reader:
@@ -53,7 +62,7 @@ class Reader:
         edges = moments.edges()
         sweep = Sweep(link.folded, moments.points())
         rows, counted = await asyncio.gather(
-            self._rows(link, sweep.wanted, statements.COUNTS),
+            self._rows(link, sweep.wanted, statements.read_rows(statements.COUNTS)),
             self._edges(link, edges, count_edges()),
         )
         every, of_bots = (moments.differences(sweep.points, counts) for counts in sweep.counts(rows))
@@ -67,7 +76,7 @@ class Reader:
         cover, edges = _cover(link, [span])
         column = f"by_{dimension}"
         rows, counted = await asyncio.gather(
-            self._rows(link, cover.wanted, ("clicks", "bot_clicks", column)),
+            self._rows(link, cover.wanted, statements.read_rows(("clicks", "bot_clicks", column))),
             self._edges(link, edges, count_edges(value=dimension)),
         )
         tally = Tally()
@@ -92,18 +101,17 @@ class Reader:
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> list[Seen]:
         """The visitors of each settled stretch; with the bots among them, if they are wanted."""
         cover, edges = _cover(link, stretches)
-        columns = statements.VISITORS if bots else statements.VISITORS[:1]
+        statement = statements.read_visitors(statements.EVERYBODY if bots else statements.PEOPLE)
         rows, clicked = await asyncio.gather(
-            self._rows(link, cover.wanted, columns),
+            self._rows(link, cover.wanted, statement),
             self._edges(link, edges, edge_visitors),
         )
         seen = [Seen() for _ in stretches]
         for row in rows:
-            stored = [row[column] for column in columns if row[column] is not None]
-            seen[cover.bucket((row["span"], minute_of(row["starts_at"])))].sketches.extend(stored)
+            seen[cover.bucket((row["span"], minute_of(row["starts_at"])))].add(row["seen"], row["sketches"])
         for bucket, row in clicked:
             if bots or not row["bot"]:
-                seen[bucket].visitors.add(bytes(row["visitor"]))
+                seen[bucket].visitors.update(_cut(row["visitors"], row["length"]))
         return seen
 
     async def versions(self, link: KnownLink, span: Range) -> Versions:
@@ -135,11 +143,11 @@ class Reader:
         statement = statements.read_stretches(columns)
         return await self._database.fetch(statement, short_code=link.short_code, **bounds)
 
-    async def _rows(self, link: KnownLink, wanted: Wanted, columns: tuple[str, ...]) -> list[Row]:
+    async def _rows(self, link: KnownLink, wanted: Wanted, statement: Statement) -> list[Row]:
         if wanted.is_nothing:
             return []
         return await self._database.fetch(
-            statements.read_rows(columns),
+            statement,
             short_code=link.short_code,
             firsts=[start * _MINUTE_MICROSECONDS for start, _ in wanted.hours],
             lasts=[end * _MINUTE_MICROSECONDS for _, end in wanted.hours],
@@ -171,3 +179,8 @@ def _cover(link: KnownLink, stretches: Sequence[Range]) -> tuple[Cover, list[Edg
         else:
             add_edge(edges, bucket, needed.start, needed.end)
     return cover, edges
+
+
+def _cut(names: bytes, length: int) -> list[bytes]:
+    """Visitors whose names stand one after the other; one who has none is a visitor, too."""
+    return [names[place : place + length] for place in range(0, len(names), length)] if length else [names]

@@ -7,7 +7,7 @@ from typing import Literal
 from refract.runtime.statements import Statement
 
 COUNTS = ("clicks", "bot_clicks", "parts")
-VISITORS = ("visitors", "bot_visitors")
+PEOPLE, EVERYBODY = ("visitors",), ("visitors", "bot_visitors")
 
 _OF_LINK = (
     "links.user_id, links.stats_public, links.status, totals.clicks, totals.bot_clicks, totals.first_clicked_at, "
@@ -56,20 +56,54 @@ def read_rows(columns: Sequence[str]) -> Statement:
     )
 
 
+@cache
+def read_visitors(columns: Sequence[str]) -> Statement:
+    """Reads who was seen in such rows, by the sketches in some columns.
+
+    The lists of a stretch of hours come as one, made of so many `sketches`, and may name somebody twice: to send each
+    by itself costs more than what is in it. SQLite, which sends nothing, gives them one by one.
+    """
+    return Statement(
+        "read_visitors",
+        "Reads the sketches of a link's visitors by span and beginning.",
+        _of_each_column(columns, _LISTS, "starts_at = ANY(:{list})"),
+        sqlite=_of_each_column(columns, _LISTS_SQLITE, _IN_LIST),
+        steady=True,
+    )
+
+
 _PLURALS = {1: "hours", 2: "days", 3: "months"}
 _LONGER = (2, 3)
-# OFFSET 0 keeps the planner from reading all hours of a link first and choosing among them afterwards.
-_STRETCHES = (
-    "unnest(:firsts::bigint[], :lasts::bigint[]) AS stretch(first, last) CROSS JOIN LATERAL ("
-    "SELECT * FROM rollups WHERE short_code = :short_code AND span = 1 "
+_STRETCH = "unnest(:firsts::bigint[], :lasts::bigint[]) AS stretch(first, last)"
+_IN_STRETCH = (
+    "short_code = :short_code AND span = 1 "
     "AND starts_at >= timestamptz 'epoch' + stretch.first * interval '1 microsecond' "
-    "AND starts_at < timestamptz 'epoch' + stretch.last * interval '1 microsecond' OFFSET 0) AS hours"
+    "AND starts_at < timestamptz 'epoch' + stretch.last * interval '1 microsecond'"
 )
+# OFFSET 0 keeps the planner from reading all hours of a link first and choosing among them afterwards.
+_STRETCHES = f"{_STRETCH} CROSS JOIN LATERAL (SELECT * FROM rollups WHERE {_IN_STRETCH} OFFSET 0) AS hours"  # noqa: S608
 _STRETCHES_SQLITE = (
     "json_each(:firsts) AS stretch CROSS JOIN rollups ON short_code = :short_code AND span = 1 "
     "AND starts_at >= stretch.value AND starts_at < json_extract(:lasts, '$[' || stretch.key || ']')"
 )
 _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
+
+_SKETCH = "1 AS sketches, {column} AS seen"
+_SEEN = "AND {column} IS NOT NULL"
+# Lists have the same first byte, and one is made of them; of those that are no lists, each stays by itself.
+_LISTS = (
+    f"SELECT 1 AS span, told.* FROM {_STRETCH} CROSS JOIN LATERAL ("  # noqa: S608  # names, not values
+    "SELECT min(starts_at) AS starts_at, count(*) AS sketches, "
+    "substr({column}, 1, 1) || string_agg(substr({column}, 2), ''::bytea) AS seen "
+    f"FROM rollups WHERE {_IN_STRETCH} {_SEEN} "
+    r"GROUP BY substr({column}, 1, 1), CASE WHEN substr({column}, 1, 1) <> '\x01'::bytea THEN starts_at END) AS told"
+)
+_LISTS_SQLITE = f"SELECT span, starts_at, {_SKETCH} FROM {_STRETCHES_SQLITE} {_SEEN}"  # noqa: S608  # names, not values
+
+
+def _of_each_column(columns: Sequence[str], hours: str, condition: str) -> str:
+    longer = _of_each_span(_SKETCH, f"{condition} {_SEEN}", _LONGER)
+    return " UNION ALL ".join(f"{hours} UNION ALL {longer}".format(column=column) for column in columns)
 
 
 @cache
@@ -85,7 +119,7 @@ def read_stretches(columns: Sequence[str]) -> Statement:
 
 
 def _of_each_span(names: str, condition: str, spans: Sequence[int] = tuple(_PLURALS)) -> str:
-    return " UNION ALL ".join(_of_span(names, span, condition.format(list=_PLURALS[span])) for span in spans)
+    return " UNION ALL ".join(_of_span(names, span, condition.replace("{list}", _PLURALS[span])) for span in spans)
 
 
 def _of_span(names: str, span: int, condition: str) -> str:
