@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,11 +75,17 @@ def variables(
             wanted[name]["DATABASE_DSN"] = databases[name]
             wanted[name]["TRUSTED_PROXIES"] = "127.0.0.1"  # the gateway, which says who the client is
     wanted["links"]["BASE_URL"] = wanted["identity"]["BASE_URL"] = f"http://127.0.0.1:{ports['gateway']}"
-    wanted["links"]["CLICK_SPOOL_DIR"] = tempfile.mkdtemp(prefix="refract-spool-")
+    wanted["links"]["CLICK_SPOOL_DIR"] = tempfile.mkdtemp(dir=_spools().name)
     for name, service in SERVICES.items():
         if service.url_variable:
             wanted["gateway"][service.url_variable] = f"http://127.0.0.1:{ports[name]}"
     return wanted
+
+
+@cache
+def _spools() -> "tempfile.TemporaryDirectory[str]":
+    """Removed when this process ends."""
+    return tempfile.TemporaryDirectory(prefix="refract-spools-")
 
 
 async def create_databases(dsn: str, prefix: str) -> dict[str, str]:
@@ -177,7 +184,10 @@ def _run_until_interrupted(prefix: str, ports: Mapping[str, int]) -> int:
     with in_use() as used:
         servers = environment(used)
         databases = asyncio.run(create_databases(servers[PostgreSQL.variable], prefix))
-        with running(variables(servers, ports, databases), ports) as stack:
+        environments = variables(servers, ports, databases)
+        # Kept like the databases: what could not be written to these is there for the next time.
+        environments["links"]["CLICK_SPOOL_DIR"] = str(Path(tempfile.gettempdir()) / f"{prefix}spool")
+        with running(environments, ports) as stack:
             for name, service in SERVICES.items():
                 print(f"{service.wire_name:22} {stack.address(name)}", flush=True)
             print("Ctrl-C stops all of it.", flush=True)
