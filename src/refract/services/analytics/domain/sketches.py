@@ -7,10 +7,12 @@ are compared all at once, as one long integer: numpy would cost more to import t
 
 import math
 import struct
+from array import array
 from binascii import hexlify, unhexlify
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from sys import byteorder
 from typing import Self
 
 MOST_EXACT = 2_048
@@ -29,6 +31,12 @@ _LISTED, _DENSE = b"\x01", 2
 _SIXTY_FOUR = struct.Struct(f"{_HASH}s" * 64)
 _INDEX_AND_REST = struct.Struct(">HI")
 """A hash in two numbers: its first 16 bits, all but the last of which are the index, and the others."""
+_BLOCK = 256
+"""So many hashes are looked at together."""
+_RANKS = bytes([0, *(10 - third.bit_length() for third in range(1, 256))])
+"""By the third byte of a hash whose sixteenth bit is not set; 0 where the bytes after it decide."""
+_ONES = int.from_bytes(b"\x01" * _BLOCK, "big")
+_INDEXES = int.from_bytes(b"\x7f\xff" * _BLOCK, "big")
 _DENSE_HEAD = struct.Struct("<BBH")
 _EXCEPTION = struct.Struct("<HB")
 _CLAMPED = 15
@@ -173,11 +181,35 @@ def _hashes(listed: memoryview) -> set[bytes]:
 
 
 def _raise(registers: bytearray, hashes: bytes | memoryview) -> None:
-    """Count visitors, one hash after the other."""
-    for first, rest in _INDEX_AND_REST.iter_unpack(hashes):
+    """Count visitors: block by block, and the last ones by themselves."""
+    end = len(hashes) - len(hashes) % (_HASH * _BLOCK)
+    for start in range(0, end, _HASH * _BLOCK):
+        for index, rank in _ranked(bytes(hashes[start : start + _HASH * _BLOCK])):
+            if registers[index] < rank:  # noqa: PLR1730  # max() costs as much as all the rest
+                registers[index] = rank
+    for first, rest in _INDEX_AND_REST.iter_unpack(hashes[end:]):
         rank = 1 if first & 1 else _HIGHEST - rest.bit_length()
-        if registers[first >> 1] < rank:  # noqa: PLR1730  # max() costs as much as all the rest
+        if registers[first >> 1] < rank:  # noqa: PLR1730
             registers[first >> 1] = rank
+
+
+def _ranked(block: bytes) -> Iterable[tuple[int, int]]:
+    """The register and the rank of each hash in a block, in any order. Computed of all at once, as long integers, they
+    take half of the time."""
+    pairs = bytearray(2 * _BLOCK)
+    pairs[0::2], pairs[1::2] = block[0::_HASH], block[1::_HASH]
+    ranks = bytearray(block[2::_HASH].translate(_RANKS))
+    place = ranks.find(0)
+    while place >= 0:
+        rest = block[_HASH * place + 2 : _HASH * (place + 1)]
+        ranks[place] = _HIGHEST - int.from_bytes(rest, "big").bit_length()
+        place = ranks.find(0, place + 1)
+    # A hash whose sixteenth bit is set has rank 1, whatever follows.
+    first = int.from_bytes(pairs[1::2], "big") & _ONES
+    ranked = int.from_bytes(ranks, "big") & ~(255 * first) | first
+    indexes = int.from_bytes(pairs, "big") >> 1 & _INDEXES
+    # In this machine's own order of bytes, which for both is the same.
+    return zip(array("H", indexes.to_bytes(2 * _BLOCK, byteorder)), ranked.to_bytes(_BLOCK, byteorder), strict=True)
 
 
 def _highest(one: bytearray, other: bytearray) -> bytearray:
