@@ -129,6 +129,33 @@ async def test_what_many_look_at_at_once_is_put_together_once(periods: PeriodsWo
     assert alone.details > 2 * 12
 
 
+@pytest.mark.parametrize("start", ["2026-02-26", "2026-02-27T09:30:00Z"])
+async def test_values_that_did_not_fit_are_remembered_until_they_are_counted_again(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 4)
+    hour = datetime(2026, 2, 27, 10, tzinfo=UTC)
+    cities = {f"city {number}": 9 - number for number in range(8)}
+    for city, clicks in reversed(cities.items()):
+        await periods.count(*[a_click(hour + timedelta(minutes=minute), city=city) for minute in range(clicks)])
+    await periods.count(a_click(START - timedelta(minutes=5), city="city 0"))
+    reader = Watched(periods.database)
+    queries = OwnerQueries(reader, Merging(reader))
+    request = RangeRequest.read(START, start=start)
+
+    async def look() -> tuple[int, dict[str, int]]:
+        reader.details = 0
+        shown = await queries.breakdown("owner", "abc", request, "city", limit=9, bots=False)
+        return reader.details, {one.value: one.clicks for one in shown.values}
+
+    looks = [await look() for _ in range(3)]
+    assert [details for details, _ in looks] == [looks[0][0], 1, 1], "the row of this hour"
+    assert len(looks[0][1]) < len(cities)
+    assert looks[0][1] == looks[1][1] == looks[2][1]
+    await periods.house().keep_house()
+    assert (await look())[1] == cities | {"city 0": 10}
+
+
 async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "WORTH_REMEMBERING", 100)
     await periods.count(*[a_click(START - timedelta(hours=number)) for number in range(9)])

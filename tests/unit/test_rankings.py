@@ -1,16 +1,17 @@
 """Who is first: found once, and right again with whatever is added."""
 
 from collections import Counter
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.services.analytics.domain.rankings import Ranking, Standing, Top
-from refract.services.analytics.domain.tallies import OTHER, Tally
+from refract.services.analytics.domain import rankings
+from refract.services.analytics.domain.rankings import MOST_RANKED, Ranking, Top
+from refract.services.analytics.domain.tallies import OTHER
 
 VALUES = st.sampled_from(["", "a", "b", "c", "ä", "Z", "zz", OTHER])
 COUNTS = st.dictionaries(VALUES, st.integers(1, 6), max_size=8)
-TALLIES = st.builds(Tally, COUNTS, COUNTS)
 MOST = st.integers(1, 9)
 
 
@@ -40,18 +41,32 @@ def test_what_is_added_puts_others_first_and_is_not_kept(
         assert ranking.top(most, more) == naive(counts, more, most=most)
 
 
-@given(TALLIES, TALLIES, MOST)
-def test_bots_count_for_those_who_want_them(tally: Tally, more: Tally, most: int) -> None:
-    before = tally.people.copy(), tally.bots.copy()
-    standing = Standing(tally)
-    for _ in range(2):
-        assert standing.top(most, more, bots=False) == naive(tally.people, more.people, most=most)
-        everybody = (tally.people, tally.bots, more.people, more.bots)
-        assert standing.top(most, more, bots=True) == naive(*everybody, most=most)
-    assert (tally.people, tally.bots) == before
+@given(COUNTS, COUNTS, MOST)
+def test_of_too_many_the_first_are_remembered_and_it_is_said_where_that_is_not_enough(
+    counts: dict[str, int], more: dict[str, int], most: int
+) -> None:
+    with patch.object(rankings, "MOST_RANKED", 3):
+        ranking = Ranking(counts)
+    expected = naive(counts, more, most=min(most, 3))
+    assert ranking.top(min(most, 3), more) in (expected, None)
+    assert ranking.top(min(most, 3)) == naive(counts, most=min(most, 3))
+    if set(more) <= set(dict(naive(counts, most=3).values)):
+        assert ranking.top(min(most, 3), more) == expected
 
 
-def test_its_size_grows_with_its_values() -> None:
-    sizes = [Standing(Tally(dict.fromkeys(map(str, range(number)), 1))).size for number in (0, 10, 1_000)]
+def test_one_that_was_forgotten_does_not_come_in_with_too_few() -> None:
+    counts = {"a": 9, "b": 8, "c": 7, "d": 3, "e": 2}
+    with patch.object(rankings, "MOST_RANKED", 4):
+        ranking = Ranking(counts)
+    assert ranking.top(2, {"e": 4}) == Top([("a", 9), ("b", 8)], 33)  # with 3 that it might have, 7
+    assert ranking.top(2, {"e": 5}) is None
+    assert ranking.top(2, {"d": 5}) == Top([("a", 9), ("b", 8)], 34)
+    assert ranking.top(2, {OTHER: 50}) == Top([("a", 9), ("b", 8)], 79)
+
+
+def test_its_size_grows_with_its_values_to_an_end() -> None:
+    numbers = (0, 10, 1_000, 3 * MOST_RANKED)
+    sizes = [Ranking(dict.fromkeys(map(str, range(number)), 1)).size for number in numbers]
     assert sizes[0] == 0
     assert sizes[2] > 90 * sizes[1]
+    assert 1_000_000 < sizes[3] < 6_000_000

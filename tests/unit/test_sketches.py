@@ -17,6 +17,7 @@ from refract.services.analytics.domain.sketches import (
     Sketch,
     count_stored,
     count_together,
+    list_together,
     merge_sketches,
 )
 
@@ -112,6 +113,26 @@ class TestCountingTogether:
     def test_what_is_no_sketch_is_refused(self) -> None:
         with pytest.raises(ValueError, match="not a sketch"):
             count_together([Sketch.of([b"somebody"]).encode(), b"\x01abc"])
+
+
+class TestListingTogether:
+    def test_all_are_listed_once(self) -> None:
+        everybody = visitors(3_000, seed=3)
+        stored = [Sketch.of(everybody[first : first + 1_000]).encode() or b"" for first in (0, 500, 1_200)]
+        listed = list_together(stored, everybody[:10] + everybody[2_500:], MOST_EXACT * 2)
+        assert listed is not None
+        assert count_stored(listed) == 2_700
+        assert merge_sketches([listed]).registers == Sketch.of(everybody[:2_200] + everybody[2_500:]).registers
+
+    def test_nobody_gives_an_empty_one(self) -> None:
+        assert list_together([], [], 10) == b""
+
+    def test_what_is_no_list_or_too_long_gives_none(self) -> None:
+        some, many = (Sketch.of(visitors(count)).encode() or b"" for count in (100, 5_000))
+        assert list_together([some, many], [], 100_000) is None
+        assert list_together([some, some], [], 150) is None
+        with pytest.raises(ValueError, match="not a sketch"):
+            list_together([b"\x01abc"], [], 150)
 
 
 class TestMerging:

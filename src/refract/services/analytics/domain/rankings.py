@@ -1,12 +1,18 @@
 """Which values of a dimension are the most frequent; of what is over this is found once, also when more is added."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from refract.services.analytics.domain.tallies import OTHER, Tally, most_frequent
+from refract.services.analytics.domain.tallies import OTHER, most_frequent
 
-VALUE_BYTES = 250
-"""About what a value takes in memory beside its own characters: in two tables and two orders, at the worst."""
+MOST_RANKED = 20_000
+"""So many values are remembered, the most frequent: a busy link may have had hundreds of thousands."""
+
+VALUE_BYTES = 200
+"""About what a value takes in memory beside its own characters."""
+
+AT_FIRST = 256
+"""So many are put in order, or twice as many as are needed."""
 
 _NOTHING: Mapping[str, int] = {}
 
@@ -20,56 +26,54 @@ class Top(NamedTuple):
     @classmethod
     def of(cls, counts: Mapping[str, int], most: int) -> "Top":
         """Of counts by value; what stands for the rest is none of them, but counts."""
-        named = {value: count for value, count in counts.items() if value != OTHER} if OTHER in counts else counts
-        return cls(most_frequent(named, most), sum(counts.values()))
+        return cls(most_frequent(_named(counts), most), sum(counts.values()))
 
 
 class Ranking:
-    """Counts by value that change no more, in their order."""
+    """Counts by value that change no more. Those that are asked for are put in order when they are."""
 
-    __slots__ = ("_counts", "_known", "_order")
+    __slots__ = ("_counts", "_dropped", "_known", "_order")
 
     def __init__(self, counts: Mapping[str, int]) -> None:
-        self._counts = counts
         self._known = sum(counts.values())
-        # By their names first: what is sorted by a count then, leaves equal ones in that order.
-        self._order = sorted(value for value in counts if value != OTHER)
-        self._order.sort(key=counts.__getitem__, reverse=True)
-
-    def top(self, most: int, more: Mapping[str, int] = _NOTHING) -> Top:
-        """The most frequent values with some more clicks, which are few."""
-        counts = self._counts
-        some = {value: counts.get(value, 0) + count for value, count in more.items() if value != OTHER}
-        enough = most + len(some)
-        for value in self._order:
-            if len(some) == enough:
-                break
-            if value not in some:  # of those that stay what they are, no more than the first can be among the first
-                some[value] = counts[value]
-        return Top(most_frequent(some, most), self._known + sum(more.values()))
-
-
-class Standing:
-    """A tally that changes no more, and who is first in it: with the bots, and without them."""
-
-    __slots__ = ("_rankings", "_tally")
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-        self._rankings: dict[bool, Ranking] = {}
+        named = _named(counts)
+        self._dropped = 0
+        """What a value has at most that is not remembered."""
+        if len(named) > MOST_RANKED:
+            named = dict(most_frequent(named, MOST_RANKED))
+            self._dropped = min(named.values())
+        self._counts = named
+        self._order: Sequence[str] = ()
 
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        return sum(map(len, self._tally.people)) + sum(map(len, self._tally.bots)) + VALUE_BYTES * self._values
+        return sum(map(len, self._counts)) + VALUE_BYTES * len(self._counts)
 
-    def top(self, most: int, more: Tally, *, bots: bool) -> Top:
-        """The most frequent values with those of another, small tally."""
-        ranking = self._rankings.get(bots)
-        if ranking is None:
-            ranking = self._rankings[bots] = Ranking(self._tally.counts(bots=bots))
-        return ranking.top(most, more.counts(bots=bots))
+    def top(self, most: int, more: Mapping[str, int] = _NOTHING) -> Top | None:
+        """The most frequent values with some more clicks, which are few.
 
-    @property
-    def _values(self) -> int:
-        return len(self._tally.people) + len(self._tally.bots)
+        None where one of these might be among them by clicks that are not remembered.
+        """
+        counts = self._counts
+        some = {value: counts.get(value, 0) + count for value, count in more.items() if value != OTHER}
+        enough = most + len(some)
+        for value in self._first(enough):
+            if len(some) == enough:
+                break
+            if value not in some:  # of those that stay what they are, no more than the first can be among the first
+                some[value] = counts[value]
+        top = Top(most_frequent(some, most), self._known + sum(more.values()))
+        unsure = [some[value] for value in some if value not in counts] if self._dropped else []
+        return None if unsure and max(unsure) + self._dropped >= top.values[-1][1] else top
+
+    def _first(self, count: int) -> Sequence[str]:
+        """At least so many in their order, or all."""
+        if len(self._order) < min(count, len(self._counts)):
+            self._order = [value for value, _ in most_frequent(self._counts, max(AT_FIRST, 2 * count))]
+        return self._order
+
+
+def _named(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Without what stands for the rest."""
+    return {value: count for value, count in counts.items() if value != OTHER} if OTHER in counts else counts

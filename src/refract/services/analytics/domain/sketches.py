@@ -9,7 +9,7 @@ import math
 import struct
 from array import array
 from binascii import hexlify, unhexlify
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import byteorder
@@ -84,7 +84,7 @@ class Sketch:
 
     def add_many(self, visitors: Iterable[bytes]) -> None:
         """Count these too, each once however often it comes."""
-        self._take({blake2b(visitor, digest_size=_HASH).digest() for visitor in set(visitors)})
+        self._take(_hashed(visitors))
 
     def merge(self, other: "Sketch") -> None:
         """Count all whom the other one has counted."""
@@ -139,6 +139,15 @@ def count_together(stored: Iterable[bytes | None]) -> int:
     return len(_hashes(memoryview(b"".join([one[1:] for one in some]))))
 
 
+def list_together(stored: Sequence[bytes], visitors: Iterable[bytes], most: int) -> bytes | None:
+    """A list of all whom these have counted, and of some visitors more, each once; None where it is not all of them
+    or might have more than so many. Nobody gives an empty one."""
+    if sum(map(len, stored)) > _HASH * most or not all(map(_is_exact, stored)):
+        return None
+    hashes = _hashes(memoryview(b"".join([one[1:] for one in stored]))) | _hashed(visitors)
+    return _LISTED + b"".join(hashes) if hashes else b""
+
+
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:
     """One sketch of all whom these have counted, each visitor once."""
     merged = Sketch()
@@ -167,6 +176,10 @@ def _is_exact(stored: bytes) -> bool:
     if stored[:1] == b"\x02":
         return False
     raise ValueError("not a sketch of visitors")
+
+
+def _hashed(visitors: Iterable[bytes]) -> set[bytes]:
+    return {blake2b(visitor, digest_size=_HASH).digest() for visitor in set(visitors)}
 
 
 def _hashes(listed: memoryview) -> set[bytes]:
