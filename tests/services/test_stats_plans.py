@@ -165,3 +165,16 @@ async def test_no_plan_is_for_all_values_of_a_table_with_partitions() -> None:
     steady = [statement for statement in STATEMENTS.values() if statement.steady]
     assert len(steady) >= 4
     assert not [statement.name for statement in steady if re.search(r"\b(FROM|JOIN) clicks\b", statement.sql)]
+
+
+@pytest.mark.parametrize("steady", [False, True])
+async def test_no_plan_is_compiled(crowded: Database, *, steady: bool) -> None:
+    """That takes a tenth of a second for the edges of a busy link, which are read in ten milliseconds."""
+    compiling = Statement(
+        "compiling",
+        "Tells whether plans may be compiled.",
+        "SELECT current_setting('jit') AS compiling",
+        sqlite="SELECT 'off' AS compiling",
+        steady=steady,
+    )
+    assert [row["compiling"] for row in await crowded.fetch(compiling)] == ["off"]

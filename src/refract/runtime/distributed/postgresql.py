@@ -88,6 +88,8 @@ async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -
         # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.
         "statement_timeout": f"{COMMAND_TIMEOUT * 1000:.0f}",
         "lock_timeout": f"{ACQUIRE_TIMEOUT * 1000:.0f}",
+        # To compile a plan takes a tenth of a second and more, and none of ours runs for as long.
+        "jit": "off",
     }
     if plans_once:
         settings["plan_cache_mode"] = "force_generic_plan"

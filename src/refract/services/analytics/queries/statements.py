@@ -90,13 +90,14 @@ _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 100000
 
 _SKETCH = "1 AS sketches, {column} AS seen"
 _SEEN = "AND {column} IS NOT NULL"
-# Lists have the same first byte, and one is made of them; of those that are no lists, each stays by itself.
+# Lists have the same first byte, and one is made of them; of those that are no lists, each stays by itself. What is
+# stored beside its row is fetched whenever it is looked at: here once, as the end of an empty one.
+_HOURS = f"SELECT starts_at, ''::bytea || {{column}} AS sketch FROM rollups WHERE {_IN_STRETCH} {_SEEN} OFFSET 0"  # noqa: S608
 _LISTS = (
     f"SELECT 1 AS span, told.* FROM {_STRETCH} CROSS JOIN LATERAL ("  # noqa: S608  # names, not values
     "SELECT min(starts_at) AS starts_at, count(*) AS sketches, "
-    "substr({column}, 1, 1) || string_agg(substr({column}, 2), ''::bytea) AS seen "
-    f"FROM rollups WHERE {_IN_STRETCH} {_SEEN} "
-    r"GROUP BY substr({column}, 1, 1), CASE WHEN substr({column}, 1, 1) <> '\x01'::bytea THEN starts_at END) AS told"
+    f"substr(sketch, 1, 1) || string_agg(substr(sketch, 2), ''::bytea) AS seen FROM ({_HOURS}) AS hours "
+    r"GROUP BY substr(sketch, 1, 1), CASE WHEN substr(sketch, 1, 1) <> '\x01'::bytea THEN starts_at END) AS told"
 )
 _LISTS_SQLITE = f"SELECT span, starts_at, {_SKETCH} FROM {_STRETCHES_SQLITE} {_SEEN}"  # noqa: S608  # names, not values
 
