@@ -25,8 +25,8 @@ from tests.support.servers import RabbitMQ
 
 LINKS = 5_000
 IN_A_MESSAGE = 200
-PACKED, SINGLE, POISONED = "packed", "single", "single, one poison in 10,000"
-COUNTS = {PACKED: 300_000, SINGLE: 30_000, POISONED: 30_000}
+PACKED, SINGLE, POISONED = "packed", "single", "poisoned"
+COUNTS = {PACKED: 300_000, SINGLE: 60_000, POISONED: 60_000}
 TARGETS = {PACKED: (15_000, 40_000), SINGLE: (3_000, 3_000)}
 POISON = b'{"event_type": "url.clicked", "occurred_at": "never"}'
 POISON_EVERY = 10_000

@@ -5,8 +5,9 @@ A request counts from when it was due, also where it had to wait because every c
 steady.py PORT CONNECTIONS RATE SECONDS FILE    FILE as requests.lua reads it; RATE 0 sends as fast as it is answered
 
 prints {"rate": …, "answers": …, "p50": …, "p99": …, "p999": …, "max": …, "late_p99": …, "busy": …}: milliseconds;
-`answers` are all, with those of the warm-up, `late` is what the program itself added, `busy` the share of the time in
-which it computed.
+`answers` are all, with those of the warm-up, `late` is by how much the program itself sent too late, `busy` the share
+of the time in which it computed. At high rates it looks at its sockets in ticks, so that an answer may count for up to
+TICK longer than it took.
 """
 
 import ctypes

@@ -14,6 +14,7 @@ from msgspec import structs
 from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
 from refract.services.analytics.domain.clicks import Click
+from refract.services.analytics.domain.periods import DAY, start_of
 from refract.services.analytics.queries import merging
 from refract.services.analytics.queries.edges import Asking
 from refract.services.analytics.queries.merging import Merging
@@ -21,6 +22,8 @@ from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.ranges import RangeRequest
 from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.queries.statements import COUNTS, read_rows
+from refract.services.analytics.queries.stats import StatsQueries
+from refract.services.analytics.store.turns import Turn
 from tests.support.clocks import START
 from tests.support.periods import PeriodsWorld, a_click, periods
 
@@ -154,6 +157,86 @@ async def test_values_that_did_not_fit_are_remembered_until_they_are_counted_aga
     assert looks[0][1] == looks[1][1] == looks[2][1]
     await periods.house().keep_house()
     assert (await look())[1] == cities | {"city 0": 10}
+
+
+@pytest.mark.parametrize("now", ["2026-04-20T12:00:00", "2027-04-20T12:00:00", "2028-01-02T12:00:00"])
+async def test_the_last_day_of_a_link_that_nobody_clicks_any_more(periods: PeriodsWorld, now: str) -> None:
+    """Its hours are only counts by then, later its days, too; what the longer rows know stays."""
+    for day in (13, 27):
+        moment = datetime(2026, 2, day, 9, tzinfo=UTC)
+        await periods.count(
+            *[a_click(moment + timedelta(minutes=11 * number), visitor=number, city="Ulm") for number in range(40)]
+        )
+    for days in range(3):
+        periods.pass_to(START + timedelta(days=days))
+        await periods.house().keep_house()
+    periods.pass_to(datetime.fromisoformat(now).replace(tzinfo=UTC))
+    await periods.house().keep_house()
+    queries = OwnerQueries(Reader(periods.database))
+    request = RangeRequest.read(periods.clock.now(), start="2026-02-01", end="2026-04-10")
+    for _ in range(2):
+        shown = await queries.breakdown("owner", "abc", request, "city", limit=9, bots=False)
+        assert [(one.value, one.clicks) for one in shown.values] == [("Ulm", 80)]
+        assert (shown.clicks, shown.unknown) == (80, 0)
+        assert (await queries.visitors("owner", "abc", request, bots=False)).visitors == 40
+    stats = await StatsQueries(Reader(periods.database), periods.clock, stats_public=True).stats(None, "abc")
+    assert stats.total_clicks == 80
+
+
+async def test_what_months_know_is_not_mixed_with_what_their_days_knew(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A month counts again what did not fit into its days; while another one is marked, versions are told by days."""
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 4)
+    monkeypatch.setattr("refract.services.analytics.commands.merging.MOST_IN_HOUR", 4)
+    monkeypatch.setattr("refract.services.analytics.commands.merging.MOST_IN_LONGER", 6)
+    for day in (25, 26, 27):
+        moment = datetime(2026, 2, day, 10, tzinfo=UTC)
+        often = [a_click(moment, city=f"city {day} {number % 8}") for number in range(24)]
+        await periods.count(*often, *[a_click(moment, city="everywhere") for _ in range(2)])
+    await periods.count(a_click(datetime(2026, 3, 1, 11, tzinfo=UTC)))
+    reader = Reader(periods.database)
+    queries = OwnerQueries(reader, Merging(reader))
+    request = RangeRequest.read(START, start="2026-02-01", end="2026-02-28")
+
+    async def first(queries: OwnerQueries) -> tuple[str, int]:
+        shown = await queries.breakdown("owner", "abc", request, "city", limit=1, bots=False)
+        return shown.values[0].value, shown.values[0].clicks
+
+    periods.kept["months_kept"] = timedelta(days=1_840)  # or else some expire just then, and nothing is remembered
+    await periods.house().expiry.expire()
+    turn = Turn(periods.database)
+    await turn.look()
+    async for _ in periods.house().folding._fold_due(turn, DAY):
+        pass
+    assert (await first(queries))[1] == 3
+    periods.pass_to(START + timedelta(days=2))
+    await periods.house().keep_house()
+    assert await first(queries) == ("everywhere", 6)
+    await periods.count(a_click(datetime(2026, 3, 1, 11, 5, tzinfo=UTC)))
+    assert await periods.marks()
+    assert await first(queries) == await first(OwnerQueries(reader, Merging(reader))) == ("everywhere", 6)
+
+
+async def test_today_is_added_to_in_little_time(periods: PeriodsWorld) -> None:
+    """A period that is partly over, and everybody, are no long lists: every look adds the last hour to them."""
+    morning = start_of(START, DAY)
+    crowd = [
+        a_click(morning + timedelta(hours=hour, seconds=number), visitor=1_250 * hour + number)
+        for hour in range(4)
+        for number in range(1_500)
+    ]
+    await periods.count(*crowd, a_click(START - timedelta(minutes=1), visitor=1))
+    remembering = Merging(Reader(periods.database))
+    queries = OwnerQueries(Reader(periods.database), remembering)
+    for zone in ("UTC", "Asia/Kolkata"):
+        request = RangeRequest.read(START, start="2026-02-28", tz=zone)
+        seen = await queries.visitors("owner", "abc", request, bots=False)
+        assert seen.visitors == pytest.approx(5_250, rel=0.02)
+        assert seen.visitors >= max(point.visitors for point in seen.points)
+    pasts = [past for past, _ in remembering._pasts._values.values()]
+    assert len(pasts) == 2
+    assert all(one.size < 20_000 for past in pasts for one in (past.last, past.everybody))
 
 
 async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,10 +184,7 @@ def _run_until_interrupted(prefix: str, ports: Mapping[str, int]) -> int:
     with in_use() as used:
         servers = environment(used)
         databases = asyncio.run(create_databases(servers[PostgreSQL.variable], prefix))
-        environments = variables(servers, ports, databases)
-        # Kept like the databases: what could not be written to these is there for the next time.
-        environments["links"]["CLICK_SPOOL_DIR"] = str(Path(tempfile.gettempdir()) / f"{prefix}spool")
-        with running(environments, ports) as stack:
+        with running(variables(servers, ports, databases), ports) as stack:
             for name, service in SERVICES.items():
                 print(f"{service.wire_name:22} {stack.address(name)}", flush=True)
             print("Ctrl-C stops all of it.", flush=True)

@@ -64,6 +64,19 @@ def test_one_that_was_forgotten_does_not_come_in_with_too_few() -> None:
     assert ranking.top(2, {OTHER: 50}) == Top([("a", 9), ("b", 8)], 79)
 
 
+def test_what_was_forgotten_can_be_learned() -> None:
+    counts = {"a": 9, "b": 8, "c": 7, "d": 3, "e": 2}
+    with patch.object(rankings, "MOST_RANKED", 3):
+        ranking = Ranking(counts)
+    more = {"e": 5, "x": 6, OTHER: 1}
+    assert ranking.top(3, more) is None
+    ranking.learn(more, counts)
+    assert ranking.top(3, more) == Top([("a", 9), ("b", 8), ("c", 7)], 41)
+    assert ranking.top(4, more) == Top([("a", 9), ("b", 8), ("c", 7), ("e", 7)], 41)
+    assert ranking.top(3) == Top([("a", 9), ("b", 8), ("c", 7)], 29)
+    assert ranking.top(2, {"x": 9}) == Top([("a", 9), ("x", 9)], 38)
+
+
 def test_its_size_grows_with_its_values_to_an_end() -> None:
     numbers = (0, 10, 1_000, 3 * MOST_RANKED)
     sizes = [Ranking(dict.fromkeys(map(str, range(number)), 1)).size for number in numbers]

@@ -131,6 +131,8 @@ class TestListingTogether:
         some, many = (Sketch.of(visitors(count)).encode() or b"" for count in (100, 5_000))
         assert list_together([some, many], [], 100_000) is None
         assert list_together([some, some], [], 150) is None
+        assert list_together([some], visitors(51), 150) is None
+        assert list_together([some], visitors(50, seed=1), 150) is not None
         with pytest.raises(ValueError, match="not a sketch"):
             list_together([b"\x01abc"], [], 150)
 

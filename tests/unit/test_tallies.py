@@ -71,18 +71,15 @@ def test_a_capped_one_keeps_the_most_frequent_and_the_sum(tally: Tally, most: in
         dropped = [count for value, count in all_counts.items() if value not in counts]
         assert all(all_counts[value] == count for value, count in kept.items())
         assert not kept or not dropped or min(kept.values()) >= max(dropped)
-    assert tally.overflowed == (OTHER in tally.people or OTHER in tally.bots)
 
 
 def test_the_rest_goes_on_under_one_name() -> None:
     tally = Tally({"a": 5, "b": 3, "c": 2, "d": 1})
     tally.cap(3)
     assert tally.people == {"a": 5, "b": 3, OTHER: 3}
-    assert tally.overflowed
     add_counts(tally.people, {"e": 4})
     tally.cap(3)
     assert tally.people == {"a": 5, "e": 4, OTHER: 6}
-    assert not Tally({"a": 1}, {"b": 1}).overflowed
 
 
 @pytest.mark.parametrize("letter", ["a", "é"])

@@ -88,7 +88,7 @@ async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -
         # The server's word, unlike our own clock, tells a slow statement from a silent server, and from a busy row.
         "statement_timeout": f"{COMMAND_TIMEOUT * 1000:.0f}",
         "lock_timeout": f"{ACQUIRE_TIMEOUT * 1000:.0f}",
-        # To compile a plan takes a tenth of a second and more, and none of ours runs for as long.
+        # To compile a plan takes a tenth of a second and more, and nothing that somebody waits for runs as long.
         "jit": "off",
     }
     if plans_once:

@@ -53,7 +53,7 @@ class Ranking:
     def top(self, most: int, more: Mapping[str, int] = _NOTHING) -> Top | None:
         """The most frequent values with some more clicks, which are few.
 
-        None where one of these might be among them by clicks that are not remembered.
+        None where one of these might be among them by clicks that are not remembered: it has to `learn` them first.
         """
         counts = self._counts
         some = {value: counts.get(value, 0) + count for value, count in more.items() if value != OTHER}
@@ -66,6 +66,10 @@ class Ranking:
         top = Top(most_frequent(some, most), self._known + sum(more.values()))
         unsure = [some[value] for value in some if value not in counts] if self._dropped else []
         return None if unsure and max(unsure) + self._dropped >= top.values[-1][1] else top
+
+    def learn(self, some: Mapping[str, int], counts: Mapping[str, int]) -> None:
+        """Remember how often these values were seen, of all counts."""
+        self._counts = {**self._counts, **{value: counts.get(value, 0) for value in some if value != OTHER}}
 
     def _first(self, count: int) -> Sequence[str]:
         """At least so many in their order, or all."""

@@ -9,7 +9,7 @@ import math
 import struct
 from array import array
 from binascii import hexlify, unhexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from sys import byteorder
@@ -139,10 +139,12 @@ def count_together(stored: Iterable[bytes | None]) -> int:
     return len(_hashes(memoryview(b"".join([one[1:] for one in some]))))
 
 
-def list_together(stored: Sequence[bytes], visitors: Iterable[bytes], most: int) -> bytes | None:
-    """A list of all whom these have counted, and of some visitors more, each once; None where it is not all of them
-    or might have more than so many. Nobody gives an empty one."""
-    if sum(map(len, stored)) > _HASH * most or not all(map(_is_exact, stored)):
+def list_together(stored: Sequence[bytes], visitors: Collection[bytes], most: int) -> bytes | None:
+    """A list of all whom these have counted, and of some visitors more, each once; empty where there is nobody.
+
+    None where they are not listed, or might be more than so many.
+    """
+    if sum(map(len, stored)) // _HASH + len(visitors) > most or not all(map(_is_exact, stored)):
         return None
     hashes = _hashes(memoryview(b"".join([one[1:] for one in stored]))) | _hashed(visitors)
     return _LISTED + b"".join(hashes) if hashes else b""

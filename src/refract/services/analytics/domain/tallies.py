@@ -61,11 +61,6 @@ class Tally:
         self.people = _capped(self.people, most)
         self.bots = _capped(self.bots, most)
 
-    @property
-    def overflowed(self) -> bool:
-        """Whether there were more values than room."""
-        return OTHER in self.people or OTHER in self.bots
-
 
 def tally_with(of_people: Iterable[str], of_bots: Iterable[str], most: int, stored: bytes | None) -> bytes | None:
     """A stored tally with the values of more clicks in it; None where it stays as it is. A value may be unknown: ""."""
@@ -104,14 +99,15 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     """The values with the highest counts, the highest first; of equal ones the first in their order."""
+    least = 0
+    equal: list[str] = []
     if len(counts) > most:
-        # Numbers alone are sorted much faster than what they belong to.
+        # Numbers alone are sorted much faster than what they belong to, and so are names: many may have the least.
         least = sorted(counts.values())[-most]
-        items = [item for item in counts.items() if item[1] >= least]
-    else:
-        items = list(counts.items())
+        equal = sorted(value for value, count in counts.items() if count == least)
+    items = [item for item in counts.items() if item[1] > least]
     items.sort(key=lambda item: (-item[1], item[0]))
-    return items[:most]
+    return items + [(value, least) for value in equal[: most - len(items)]]
 
 
 def _capped(counts: dict[str, int], most: int) -> dict[str, int]:

@@ -1,22 +1,24 @@
 """Tallies and visitors of a link: of what is over, put together once and remembered; of now, read at every look."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import HOUR, minute_of, start_of
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, minute_of, start_of
 from refract.services.analytics.domain.rankings import Ranking, Top
 from refract.services.analytics.domain.sketches import (
+    MOST_EXACT,
     Sketch,
     count_stored,
     count_together,
     list_together,
     merge_sketches,
 )
+from refract.services.analytics.domain.tallies import add_counts
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.reading import Reader, Seen
 from refract.services.analytics.queries.remembering import MOST_BYTES, Remembered, Versions
@@ -31,8 +33,8 @@ BREATH = 64 * 1024
 """After so many bytes of sketches others may run: a millisecond or so."""
 
 MOST_LISTED = 8_192
-"""So many visitors of a stretch stay a list, which is counted and added to others in a third of the time that registers
-take to make; three times as large as those at most."""
+"""So many visitors of a stretch stay a list, which takes a third of the time that registers take to make, and three
+times their room at most."""
 
 VISITOR_BYTES = 40
 """A single visitor, who has to be hashed first, takes as long as so many of these."""
@@ -52,7 +54,7 @@ class Merged:
 
     @classmethod
     def of(cls, seen: Seen) -> "Merged":
-        """Of all who were seen. A sketch that tells it alone, as that of a day does, stays as it is."""
+        """All who were seen. A sketch that tells it alone, as that of a day does, stays as it is."""
         if seen.sources == 1 and not seen.visitors:
             return cls(count_stored(seen.sketches[0]), seen.sketches[0])
         listed = list_together(seen.sketches, seen.visitors, MOST_LISTED)
@@ -67,6 +69,12 @@ class Merged:
     def size(self) -> int:
         """About how many bytes it takes."""
         return KEY_BYTES + len(self.stored or b"")
+
+    def packed(self) -> "Merged":
+        """The same, no longer a list if that is a long one: registers take more time to make, and less to add to."""
+        if self.stored is None or self.count <= MOST_EXACT:
+            return self
+        return Merged(self.count, merge_sketches([self.stored]).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,38 +111,49 @@ class Merging:
         versions, (counts, tally) = await asyncio.gather(
             self._reader.versions(link, over), self._reader.tally(link, now, dimension)
         )
-        before, ranking = await self._ranking(link, over, dimension, versions, bots=bots)
-        together = Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks)
-        top = ranking.top(most, tally.counts(bots=bots))
-        if top is None:  # by clicks that the ranking does not remember
-            together, tally = await self._reader.tally(link, span, dimension)
-            top = Top.of(tally.counts(bots=bots), most)
-        return together, top
+        key = _key(link, (dimension, bots), over, versions)
 
-    async def _ranking(
-        self, link: KnownLink, span: Range, dimension: str, versions: Versions, *, bots: bool
-    ) -> tuple[Counts, Ranking]:
-        """The values of a range that is over. Where some did not fit and are counted again, that is when its rows
-        become parts of a longer one, which is another version."""
-        key = _key(link, (dimension, bots), span, versions)
+        async def read() -> tuple[Counts, Mapping[str, int]]:
+            before, tally = await self._reader.tally(link, over, dimension)
+            return before, tally.counts(bots=bots)
+
+        before, top = await self._top_with(tally.counts(bots=bots), most, key, read)
+        return Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks), top
+
+    async def _top_with(
+        self,
+        more: Mapping[str, int],
+        most: int,
+        key: Hashable | None,
+        read: Callable[[], Awaitable[tuple[Counts, Mapping[str, int]]]],
+    ) -> tuple[Counts, Top]:
+        """The clicks of what is over, and its most frequent values with some more clicks."""
         if key is None:
-            counts, tally = await self._reader.tally(link, span, dimension)
-            return counts, Ranking(tally.counts(bots=bots))
+            before, values = await read()
+            together = dict(values)
+            add_counts(together, more)
+            return before, Top.of(together, most)
         async with self._looks.setdefault(key, asyncio.Lock()):
             known = self._rankings.find(key)
             if known is None:
-                counts, tally = await self._reader.tally(link, span, dimension)
-                ranking = Ranking(tally.counts(bots=bots))
-                known = counts, ranking
-                self._rankings.keep(key, known, KEY_BYTES + ranking.size)
-            return known
+                before, values = await read()
+                known = before, Ranking(values)
+                self._rankings.keep(key, known, KEY_BYTES + known[1].size)
+            before, ranking = known
+            top = ranking.top(most, more)
+            if top is None:
+                ranking.learn(more, (await read())[1])
+                top = ranking.top(most, more)
+                assert top is not None, "whoever knows all values is sure"
+            return before, top
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> tuple[int, list[int]]:
         """How many visitors there are in all settled stretches together, one after the other, and in each."""
         over, _ = _divided(link, Range(stretches[0].start, stretches[-1].end))
         if over is None:
             each = list(map(Merged.of, await self._reader.visitors(link, stretches, bots=bots)))
-            return count_together(one.stored for one in each), [one.count for one in each]
+            counts = [one.count for one in each]
+            return max(count_together(one.stored for one in each), *counts), counts
         pasts = [Range(one.start, min(one.end, over.end)) for one in stretches if one.start < over.end]
         nows = [Range(max(one.start, over.end), one.end) for one in stretches if one.end > over.end]
         versions, seen = await asyncio.gather(
@@ -165,8 +184,10 @@ class Merging:
         self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
     ) -> Past:
         merged, sketch = await self._each(link, stretches, versions, bots=bots)
-        everybody = merged[0] if len(merged) == 1 else Merged(sketch.estimate(), sketch.encode())
-        return Past([one.count for one in merged], merged[-1], everybody)
+        counts = [one.count for one in merged]
+        # Whoever is counted exactly in a stretch is among all, however these are estimated.
+        everybody = Merged(max(sketch.estimate(), *counts), sketch.encode()) if len(merged) > 1 else merged[0].packed()
+        return Past(counts, merged[-1].packed(), everybody)
 
     async def _each(
         self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
@@ -204,28 +225,35 @@ def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range]:
     """What of a range is over, and what is not: the last hour that has clicks. Of a link with few, nothing is over."""
     if link.clicked is None or link.total.clicks < WORTH_REMEMBERING:
         return None, span
-    now = min(start_of(link.clicked.end, HOUR), span.end)
+    now = start_of(link.clicked.end, HOUR)
+    if now < link.hours_from:  # its hours are only counts by now
+        now = start_of(now, DAY if now >= link.days_from else MONTH)
+    now = min(now, span.end)
     return (Range(span.start, now), Range(now, span.end)) if span.start < now else (None, span)
 
 
 def _key(link: KnownLink, what: object, span: Range, versions: Versions) -> Hashable | None:
     """By what something is remembered; None for what must not be."""
     version = versions.of(minute_of(span.start), minute_of(span.end - _MICROSECOND) + 1)
-    # What rows know no more depends on when they are asked.
-    return None if version is None else (link.short_code, what, span, link.months_from, version)
+    if version is None:
+        return None
+    # What rows know no more depends on when they are asked, and what months know on whether they may be asked: in these
+    # values are counted again that did not fit into days.
+    stale = tuple(sorted(start for unit, start in link.folded.stale if unit == MONTH))
+    return link.short_code, what, span, link.months_from, link.folded.months_until, stale, version
 
 
 def _both(one: Merged, *others: Merged) -> int:
-    some = [other.stored for other in others if other.stored is not None]
-    if not some:
-        return one.count
-    return _count_stored_together(*some) if one.stored is None else _count_stored_together(one.stored, *some)
+    all_of_them = [one, *others]
+    some = [each.stored for each in all_of_them if each.stored is not None]
+    counts = [each.count for each in all_of_them]
+    return max(_count_stored_together(*some), *counts) if len(some) > 1 else sum(counts)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _count_stored_together(*stored: bytes) -> int:
     """Remembered, because whoever looks at a link looks again, and until it is clicked there is nothing new to count.
 
-    Two sketches take 33 KB at most, and so all of these some 8 MB.
+    Two of them take 65 KB at most, and so all of these some 8 MB.
     """
     return merge_sketches(stored).estimate()

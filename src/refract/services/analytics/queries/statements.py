@@ -89,21 +89,21 @@ _STRETCHES_SQLITE = (
 _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
 
 _SKETCH = "1 AS sketches, {column} AS seen"
-_SEEN = "AND {column} IS NOT NULL"
+_KNOWN = "AND {column} IS NOT NULL"
 # Lists have the same first byte, and one is made of them; of those that are no lists, each stays by itself. What is
 # stored beside its row is fetched whenever it is looked at: here once, as the end of an empty one.
-_HOURS = f"SELECT starts_at, ''::bytea || {{column}} AS sketch FROM rollups WHERE {_IN_STRETCH} {_SEEN} OFFSET 0"  # noqa: S608
+_HOURS = f"SELECT starts_at, ''::bytea || {{column}} AS sketch FROM rollups WHERE {_IN_STRETCH} {_KNOWN} OFFSET 0"  # noqa: S608
 _LISTS = (
     f"SELECT 1 AS span, told.* FROM {_STRETCH} CROSS JOIN LATERAL ("  # noqa: S608  # names, not values
     "SELECT min(starts_at) AS starts_at, count(*) AS sketches, "
     f"substr(sketch, 1, 1) || string_agg(substr(sketch, 2), ''::bytea) AS seen FROM ({_HOURS}) AS hours "
     r"GROUP BY substr(sketch, 1, 1), CASE WHEN substr(sketch, 1, 1) <> '\x01'::bytea THEN starts_at END) AS told"
 )
-_LISTS_SQLITE = f"SELECT span, starts_at, {_SKETCH} FROM {_STRETCHES_SQLITE} {_SEEN}"  # noqa: S608  # names, not values
+_LISTS_SQLITE = f"SELECT span, starts_at, {_SKETCH} FROM {_STRETCHES_SQLITE} {_KNOWN}"  # noqa: S608  # names, not values
 
 
 def _of_each_column(columns: Sequence[str], hours: str, condition: str) -> str:
-    longer = _of_each_span(_SKETCH, f"{condition} {_SEEN}", _LONGER)
+    longer = _of_each_span(_SKETCH, f"{condition} {_KNOWN}", _LONGER)
     return " UNION ALL ".join(f"{hours} UNION ALL {longer}".format(column=column) for column in columns)
 
 

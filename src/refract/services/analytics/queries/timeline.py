@@ -72,11 +72,11 @@ def _by_period(rows: Iterable[Row], size: int) -> dict[int, Pair]:
     return counted
 
 
-@lru_cache(maxsize=2_048)
+@lru_cache(maxsize=1_024)
 def _taken_apart(span: int, starts_at: datetime, parts: bytes | None) -> Mapping[int, Pair]:
     """The hours of a day, or the days of a month, that have clicks.
 
-    Remembered, because whoever watches a link asks again and again, and its past stays; some 5 MB at most.
+    Remembered, because whoever watches a link asks again and again, and its past stays; some 6 MB at most.
     """
     start, (clicks, bot_clicks) = minute_of(starts_at), unpack_parts(parts, span)
     length = PART_MINUTES[span]
