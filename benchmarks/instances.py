@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -164,10 +165,25 @@ class Quiet:
     others: float
 
 
-def wait_until_quiet(pids: Iterable[int]) -> Quiet:
+@contextmanager
+def standing_still(pids: Iterable[int]) -> Iterator[None]:
+    """Hold processes meanwhile, so that what they put off is not done at the cost of another."""
+    pids = tuple(pids)
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def wait_until_quiet(pids: Iterable[int], *, at_most: float | None = None) -> Quiet:
     """Wait until the processes have done what they put off under load, such as sending clicks on.
 
-    What one of them still does would be taken from the next one's figure where they share a core.
+    What one of them still does would be taken from the next one's figure where they share a core. Whoever sees to that
+    otherwise says how long to wait at most.
     """
     pids = tuple(pids)
     begun = time.monotonic()
@@ -177,6 +193,8 @@ def wait_until_quiet(pids: Iterable[int]) -> Quiet:
         busy, passed = (after - earlier for after, earlier in zip(_machine_seconds(), machine, strict=True))
         quiet = Quiet(since - begun, busy / passed)
         if sum(map(cpu_seconds, pids)) - before <= QUIET_SHARE * (time.monotonic() - since):
+            return quiet
+        if at_most is not None and quiet.seconds > at_most:
             return quiet
         if quiet.seconds > SECONDS_TO_SETTLE:
             print(f"  not quiet {SECONDS_TO_SETTLE:g} s after the load: the next figure may be disturbed")

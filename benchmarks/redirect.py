@@ -1,7 +1,7 @@
 """How many redirects a second one core gives with every click stored, beside nginx, which stores nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from benchmarks.asking import BROWSER, check_redirects, redirects
 from benchmarks.clicks import stored_clicks
 from benchmarks.disk import sync_times
 from benchmarks.figures import Rounds, json_line, table, verdict
-from benchmarks.instances import Quiet, wait_until_quiet
+from benchmarks.instances import Quiet, standing_still, wait_until_quiet
 from benchmarks.links import SeedLink, seed_links, shuffled
 from benchmarks.nginx import Nginx
 from benchmarks.steady_load import steadily
@@ -20,6 +20,7 @@ from benchmarks.wrk import Listening, Reached, ensure_wrk, send, send_once, writ
 STEADY_CONNECTIONS = 100
 STEADY_SECONDS = 5
 DISK_SECONDS = 2
+REST_SECONDS = 8.0
 NGINX, COMMIT, ASYNC = "nginx", "commit", "async"
 DURABILITY = "CLICK_DURABILITY"
 
@@ -66,14 +67,25 @@ class Contest:
         """All runs in turn, so often."""
         for _ in range(rounds):
             for run in RUNS:
-                requests = self.files[run.headers]
-                reached = send(self.subjects[run.subject], requests, connections=run.connections, seconds=seconds)
-                self.seen[run].append(reached)
+                self.seen[run].append(self.send(run.subject, self.files[run.headers], run.connections, seconds))
                 self.rest()
 
+    def send(self, subject: str, requests: Path, connections: int, seconds: int) -> Reached:
+        """Ask one of them as fast as it answers, while the others do nothing."""
+        with self.alone(subject):
+            return send(self.subjects[subject], requests, connections=connections, seconds=seconds)
+
+    @contextmanager
+    def alone(self, *subjects: str) -> Iterator[None]:
+        """The others stand still: an embedded instance counts and announces its clicks for a minute after a run."""
+        others = [one.pid for name, one in self.subjects.items() if name not in {*subjects, NGINX}]
+        with standing_still(others):
+            yield
+
     def rest(self) -> None:
-        """Wait until none of them works any more."""
-        self.rests.append(wait_until_quiet([subject.pid for subject in self.subjects.values()]))
+        """Wait until none of them works any more, or a little."""
+        pids = [subject.pid for subject in self.subjects.values()]
+        self.rests.append(wait_until_quiet(pids, at_most=REST_SECONDS))
 
     def rate(self, run: Run) -> Rounds:
         """Its requests a second."""
@@ -149,7 +161,9 @@ def _measure(
     _check_clicks(contest, stored_clicks(ready[COMMIT].database) - stored)
     others = Rounds.of(100 * rest.others for rest in contest.rests)
     print(
-        f"  clicks were sent on until {max(rest.seconds for rest in contest.rests):.1f} s after a run at most; ", end=""
+        f"  clicks were sent on until {max(rest.seconds for rest in contest.rests):.1f} s after a run at most, and the "
+        "other instance stands still in a run; ",
+        end="",
     )
     print(f"others had {others.shown('.0f')} % of the machine between runs")
     figures = _figures(contest) | _steadily(contest, workshop)
@@ -202,22 +216,23 @@ def _steadily(contest: Contest, workshop: Workshop) -> dict[str, Any]:
     """Latency at half of the rate that the same instance reaches over as many connections, in several rounds; in turns
     with it nginx at that rate, and the disk by itself: where these have long tails, so has a click that waits."""
     requests = contest.files[""]
-    full = Rounds.of(
-        send(contest.subjects[COMMIT], requests, connections=STEADY_CONNECTIONS, seconds=2).rate for _ in range(2)
-    ).median
+    full = Rounds.of(contest.send(COMMIT, requests, STEADY_CONNECTIONS, 2).rate for _ in range(2)).median
     contest.rest()
 
     def steady(subject: str, rate: float) -> dict[str, float]:
         port = contest.subjects[subject].port
-        seen = steadily(port, rate, requests, connections=STEADY_CONNECTIONS, seconds=STEADY_SECONDS)
+        with contest.alone(subject):
+            seen = steadily(port, rate, requests, connections=STEADY_CONNECTIONS, seconds=STEADY_SECONDS)
         contest.rest()
         return seen
 
     most = steady(NGINX, 0.0)["rate"]
-    turns = [
-        (steady(NGINX, full / 2), steady(COMMIT, full / 2), sync_times(workshop.folder, DISK_SECONDS))
-        for _ in range(workshop.options.rounds)
-    ]
+
+    def disk() -> dict[str, float]:
+        with contest.alone():
+            return sync_times(workshop.folder, DISK_SECONDS)
+
+    turns = [(steady(NGINX, full / 2), steady(COMMIT, full / 2), disk()) for _ in range(workshop.options.rounds)]
     print(
         f"at {full / 2:,.0f} a second, half of the {full:,.0f} reached over {STEADY_CONNECTIONS} connections, "
         f"from when each request was due; the sender itself reaches {most:,.0f}:"
@@ -228,11 +243,11 @@ def _steadily(contest: Contest, workshop: Workshop) -> dict[str, Any]:
     print(table(("", *(f"{part} ms" for part in parts)), rows))
     if most < full:
         print("  the sender is not well above that rate: the latency is partly its own")
-    floor, ours, disk = ({part: Rounds.of(each[part] for each in turn) for part in parts} for turn in seen.values())
+    floor, ours, synced = ({part: Rounds.of(each[part] for each in turn) for part in parts} for turn in seen.values())
     return {
         "p99_ms": round(ours["p99"].median, 2),
         "steady_rps": round(full / 2),
-        "steady": {"nginx": _short(floor), "refract": _short(ours), "disk": _short(disk), "sender_rps": round(most)},
+        "steady": {"nginx": _short(floor), "refract": _short(ours), "disk": _short(synced), "sender_rps": round(most)},
     }
 
 
