@@ -61,8 +61,9 @@ async def test_rabbitmq_keeps_confirmed_messages_over_a_kill_and_takes_its_epmd_
         await asyncio.to_thread(server.start)
         async with await aio_pika.connect(server.address) as connection, connection.channel() as channel:
             queue = await channel.declare_queue("kept", durable=True)
-            found = await queue.get(no_ack=True)
-            assert found.body == b"42"
+            # Waited for, not asked for: once the queue was empty at the first look after such a start.
+            async with queue.iterator(no_ack=True, timeout=30) as messages:
+                assert (await anext(messages)).body == b"42"
         everything = family(os.getpid()) & processes_in(server.folder)
         assert {"beam.smp", "epmd"} <= {name_of(pid) for pid in everything}
         await asyncio.to_thread(server.stop)
