@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
-from refract.services.analytics.domain.parts import PARTS, pack_parts, part_entries, unpack_parts
+from refract.services.analytics.domain.parts import PARTS, pack_parts, part_entries, unpack_parts, with_one_more
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
 from refract.services.analytics.domain.rollups import COLUMNS, row_with
+from refract.services.analytics.domain.sketches import Sketch, count_stored
 from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally
 from tests.support.clocks import START
 
@@ -45,6 +46,72 @@ def test_parts_come_back_as_they_were_packed(drawn: tuple[int, list[int], list[i
     assert unpack_parts(packed, span) == (clicks, bots)
     pairs = zip(clicks, bots, strict=True)
     assert part_entries(packed, span) == {part: pair for part, pair in enumerate(pairs) if pair[0]}
+
+
+@given(parts(), st.data())
+def test_one_click_more_gives_the_bytes_that_packing_would(
+    drawn: tuple[int, list[int], list[int]], data: st.DataObject
+) -> None:
+    span, clicks, bots = drawn
+    part = data.draw(st.integers(min_value=0, max_value=PARTS[span] - 1))
+    more = with_one_more(pack_parts(clicks, bots), part, span)
+    clicks[part] += 1
+    assert more in (None, pack_parts(clicks, bots))
+
+
+def test_a_row_that_gets_click_after_click_is_packed_anew_only_where_its_form_changes() -> None:
+    clicks, anew = [0] * 60, []
+    stored = None
+    for number in range(60 * 300):
+        part = number * 7 % 60
+        clicks[part] += 1
+        changed = with_one_more(stored, part, HOUR)
+        stored = pack_parts(clicks, [0] * 60)
+        if changed is None:
+            anew.append(number)
+        else:
+            assert changed == stored
+    assert anew == [0, 19, *range(60 * 255, 60 * 300)]
+
+
+@pytest.mark.parametrize("stored", [b"\x01ab", b"\x04" + bytes(59), b"\x07" + bytes(60)])
+def test_what_are_no_parts_gets_no_click(stored: bytes) -> None:
+    assert with_one_more(stored, 3, HOUR) is None
+    with pytest.raises(ValueError, match="parts of a period"):
+        row_with([click()], HOUR, {**dict.fromkeys(COLUMNS), "clicks": 1, "bot_clicks": 0, "parts": stored}, whole=True)
+
+
+_SOME = st.lists(
+    st.builds(
+        click,
+        st.integers(min_value=0, max_value=30),
+        bot=st.booleans(),
+        country=st.sampled_from(["", "DE", "FR"]),
+        city=st.sampled_from(["", "Köln", "Paris"]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(_SOME, st.sampled_from([HOUR, DAY, MONTH]))
+def test_clicks_one_by_one_come_to_the_same_row_as_all_at_once(clicks: list[Click], span: int) -> None:
+    stored: dict[str, Any] | None = None
+    for one in clicks:
+        changed = row_with([one], span, stored, whole=True)
+        if stored is not None:
+            changed = {name: stored[name] if value is None else value for name, value in changed.items()}
+        stored = changed
+    assert stored is not None
+    together = row_with(clicks, span, None, whole=True)
+    for name in ("clicks", "bot_clicks", "parts"):
+        assert stored[name] == together[name]
+    for name in ("visitors", "bot_visitors"):
+        assert Sketch.decode(stored[name]).exact == Sketch.decode(together[name]).exact
+        assert count_stored(stored[name]) == len({one.visitor for one in clicks if one.bot == (name != "visitors")})
+    for dimension in DIMENSIONS:
+        one_by_one, at_once = Tally.decode(stored[f"by_{dimension}"]), Tally.decode(together[f"by_{dimension}"])
+        assert (one_by_one.people, one_by_one.bots) == (at_once.people, at_once.bots)
 
 
 def test_a_period_with_one_click_takes_few_bytes() -> None:

@@ -19,6 +19,7 @@ from refract.services.analytics.domain.sketches import (
     count_together,
     list_together,
     merge_sketches,
+    stored_with,
 )
 
 VISITORS = st.sets(st.binary(max_size=32), max_size=60)
@@ -64,6 +65,46 @@ class TestExact:
         assert len(stored) == 7
         assert Sketch().encode() is None
         assert Sketch.decode(None).estimate() == 0
+
+
+class TestGrowing:
+    """A stored sketch that gets a few visitors more, without being taken apart."""
+
+    @given(VISITORS, st.lists(st.binary(max_size=32), max_size=12))
+    def test_it_counts_them_each_once(self, some: set[bytes], more: list[bytes]) -> None:
+        stored = Sketch.of(some).encode()
+        for count in range(len(more) + 1):
+            together = stored_with(stored, more[:count])
+            together = stored if together is None else together
+            assert Sketch.decode(together).exact == Sketch.of([*some, *more[:count]]).exact
+
+    def test_it_stays_as_it_is_where_all_are_known(self) -> None:
+        known = visitors(500)
+        stored = Sketch.of(known).encode()
+        assert all(stored_with(stored, [one]) is None for one in known)
+
+    def test_whoever_only_seems_to_be_listed_is_counted(self) -> None:
+        """The bytes of a hash may stand across the bounds of two others, and then once more in their place."""
+        hashed = Sketch.of([b"somebody"]).encode()
+        assert hashed is not None
+        across = b"\x01abc" + hashed[1:] + b"def"
+        assert stored_with(across, [b"somebody"]) == across + hashed[1:]
+        assert stored_with(across + hashed[1:], [b"somebody"]) is None
+
+    def test_it_becomes_registers_when_there_are_too_many(self) -> None:
+        stored = None
+        everybody = visitors(MOST_EXACT + 20)
+        for count, visitor in enumerate(everybody, 1):
+            stored = stored_with(stored, [visitor])
+            assert stored is not None
+            assert (stored[:1] == b"\x01") == (count <= MOST_EXACT)
+            if stored[:1] == b"\x01":
+                assert count_stored(stored) == count
+        assert stored == Sketch.of(everybody).encode()
+
+    def test_what_is_none_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="not a sketch"):
+            stored_with(b"\x01abc", [b"somebody"])
 
 
 class TestError:

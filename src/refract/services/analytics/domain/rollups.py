@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
-from refract.services.analytics.domain.parts import NO_CLICKS, PARTS, pack_entries, part_entries
+from refract.services.analytics.domain.parts import NO_CLICKS, PARTS, pack_entries, part_entries, with_one_more
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
-from refract.services.analytics.domain.sketches import Sketch
-from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, tally_with
+from refract.services.analytics.domain.sketches import stored_with
+from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, tally_with, tally_with_one
 
 COLUMNS = ("clicks", "bot_clicks", "parts", "visitors", "bot_visitors", *(f"by_{name}" for name in DIMENSIONS))
 """Of a row in `rollups`, after its key."""
@@ -36,22 +36,32 @@ def row_with(clicks: Sequence[Click], span: int, stored: Mapping[str, Any] | Non
 
     A column that stays as it is, is None.
     """
-    people = [click for click in clicks if not click.bot]
-    bots = [click for click in clicks if click.bot] if len(people) < len(clicks) else []
     stored = _EMPTY if stored is None else stored
     row = _UNCHANGED.copy()
     row["clicks"] = stored["clicks"] + len(clicks)
+    bots = [click for click in clicks if click.bot]
     row["bot_clicks"] = stored["bot_clicks"] + len(bots)
+    people = [click for click in clicks if not click.bot] if bots else clicks
     row["parts"] = _parts_with(people, bots, span, stored["parts"])
     if whole:
         row["visitors"] = _visitors_with(people, stored["visitors"])
         row["bot_visitors"] = _visitors_with(bots, stored["bot_visitors"])
-        most = MOST_IN_HOUR if span == HOUR else MOST_IN_LONGER
-        by_people = zip(*map(_values_of, people), strict=True) if people else _NOTHING
-        by_bots = zip(*map(_values_of, bots), strict=True) if bots else _NOTHING
-        for column, of_people, of_bots in zip(_TALLIES, by_people, by_bots, strict=True):
-            row[column] = tally_with(of_people, of_bots, most, stored[column])
+        _count_values(row, people, bots, stored, MOST_IN_HOUR if span == HOUR else MOST_IN_LONGER)
     return row
+
+
+def _count_values(
+    row: dict[str, Any], people: Sequence[Click], bots: Sequence[Click], stored: Mapping[str, Any], most: int
+) -> None:
+    if len(people) + len(bots) == 1:
+        [click] = people or bots
+        for column, value in zip(_TALLIES, _values_of(click), strict=True):
+            row[column] = tally_with_one(value, bot=click.bot, most=most, stored=stored[column])
+        return
+    by_people = zip(*map(_values_of, people), strict=True) if people else _NOTHING
+    by_bots = zip(*map(_values_of, bots), strict=True) if bots else _NOTHING
+    for column, of_people, of_bots in zip(_TALLIES, by_people, by_bots, strict=True):
+        row[column] = tally_with(of_people, of_bots, most, stored[column])
 
 
 _UNCHANGED: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -59,15 +69,13 @@ _EMPTY: Mapping[str, Any] = {**_UNCHANGED, "clicks": 0, "bot_clicks": 0}
 
 
 def _visitors_with(clicks: Sequence[Click], stored: bytes | None) -> bytes | None:
-    if not clicks:
-        return None
-    sketch = Sketch.decode(stored)
-    sketch.add_many(map(_visitor_of, clicks))
-    return sketch.encode()
+    return stored_with(stored, set(map(_visitor_of, clicks))) if clicks else None
 
 
 def _parts_with(people: Sequence[Click], bots: Sequence[Click], span: int, stored: bytes | None) -> bytes | None:
     part_of = _PART_OF[span]
+    if len(people) == 1 and not bots and (changed := with_one_more(stored, part_of(people[0]), span)) is not None:
+        return changed
     counts = part_entries(stored, span)
     for group, of_bots in ((people, 0), (bots, 1)):
         for part, count in Counter(map(part_of, group)).items() if len(group) > 1 else ((part_of(c), 1) for c in group):

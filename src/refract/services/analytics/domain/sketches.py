@@ -20,6 +20,9 @@ MOST_COUNTED = 50_000
 """So many are put side by side to be counted: some milliseconds, as many as registers would take."""
 
 _HASH = 6
+_FEW = 4
+"""So many visitors are looked for one by one in a list, which is not taken apart for them."""
+
 _AT_ONCE = 4 * _HASH * MOST_EXACT
 """Bytes of lists that become one set at most: if it is too large to be kept, those that follow only raise registers."""
 
@@ -122,6 +125,24 @@ class Sketch:
             hashes, self.exact = self.exact, set()
             self.registers = bytearray(_REGISTERS)
         _raise(self.registers, b"".join(hashes))
+
+
+def stored_with(stored: bytes | None, visitors: Collection[bytes]) -> bytes | None:
+    """A stored sketch with some visitors more; None where it stays as it is."""
+    if stored is None or len(visitors) > _FEW or not _is_exact(stored) or len(stored) > _HASH * (MOST_EXACT - _FEW):
+        sketch = Sketch.decode(stored)
+        sketch.add_many(visitors)
+        return sketch.encode()
+    more = b"".join(hashed for hashed in _hashed(visitors) if not _lists(stored, hashed))
+    return stored + more if more else None
+
+
+def _lists(stored: bytes, hashed: bytes) -> bool:
+    """Whether a hash is in a list: looked for among the bytes, and only where one begins."""
+    place = stored.find(hashed, 1)
+    while place > 0 and place % _HASH != 1:
+        place = stored.find(hashed, place + 1)
+    return place > 0
 
 
 def count_stored(stored: bytes | None) -> int:

@@ -72,6 +72,20 @@ def tally_with(of_people: Iterable[str], of_bots: Iterable[str], most: int, stor
     for counts, values in ((people, seen), (bots, by_bots)):
         for value in values:
             counts[value] = counts.get(value, 0) + 1
+    return _encoded(people, bots, most)
+
+
+def tally_with_one(value: str, *, bot: bool, most: int, stored: bytes | None) -> bytes | None:
+    """The same with the value of one click, which is all that most rows get."""
+    if not value:
+        return None
+    people, bots = _decoder.decode(stored) if stored is not None else ({}, {})
+    counts = bots if bot else people
+    counts[value] = counts.get(value, 0) + 1
+    return _encoded(people, bots, most)
+
+
+def _encoded(people: dict[str, int], bots: dict[str, int], most: int) -> bytes:
     encoded = _encode((people, bots))
     if len(people) > most or len(bots) > most or len(encoded) > most * ROOM:
         encoded = _encode((_capped(people, most), _capped(bots, most)))

@@ -32,6 +32,12 @@ ADOPT_SECONDS = 30.0
 TURNS = 1
 """Of the event loop between two flushes: those who wait at the sockets come in, and the flush is worth its price."""
 
+GATHER_SECONDS = 0.003
+"""How long after a flush began the next one waits for company: see `_gather`."""
+
+FEW, ENOUGH = 4, 8
+"""Where so few are expected nobody waits for them, and so many are not waited for to become more."""
+
 LATER_SECONDS = 0.01
 """Between two flushes of clicks for which nobody waits."""
 
@@ -66,6 +72,10 @@ class ClickWriter:
         self._sources: list[Source] = []
         self._sleeper: asyncio.Future[None] | None = None
         self._dozes = False
+        self._began = -GATHER_SECONDS
+        self._expected = 0
+        self.gathers = False
+        """Whether a flush waits for company, and wants to hear of each that comes."""
         self._unsafe: dict[Batch, None] = {}
         """What was taken and is not safe yet, oldest first: if whoever works on it is stopped, it is not lost."""
         self._flushing: Batch | None = None
@@ -135,7 +145,7 @@ class ClickWriter:
         """Make everything safe that waits and, if the database answers, bring the spool back."""
         if self._overflow is not None:
             await asyncio.wait([self._overflow])
-        while self._unsafe or self._is_waited_for() or self._later:
+        while self._unsafe or self._waiting() or self._later:
             batch = next(iter(self._unsafe), None) or self._take()
             try:
                 async with asyncio.timeout(None if self._away else FLUSH_TIMEOUT):
@@ -160,9 +170,10 @@ class ClickWriter:
                 await self._make_safe(batch)
         task = asyncio.current_task()
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
-            if not self._is_waited_for():
+            if not self._waiting():
                 await self._sleep()
-            if not self._is_waited_for() and not self._later:
+            await self._gather()
+            if not self._waiting() and not self._later:
                 continue  # what it was woken for went to the spool
             await self._make_safe(self._take())
             for _ in range(TURNS):
@@ -173,17 +184,33 @@ class ClickWriter:
         for one click as for a hundred."""
         if not self._later:
             await self._rest(None)
-        if not self._is_waited_for():
+        if not self._waiting():
             await self._rest(LATER_SECONDS)
 
-    def _is_waited_for(self) -> bool:
-        return bool(self._clicks) or any(map(len, self._sources))
+    async def _gather(self) -> None:
+        """While many come one by one, let the next flush take several: it costs much the same for one as for thirty,
+        and so does the way of each row through the outbox and the bus.
+
+        As many as the last flush had, and came meanwhile, are likely to come again: more of those who wait for their
+        answer before they ask again there are not, and with them it leaves.
+        """
+        left = self._began + GATHER_SECONDS - self._clock.monotonic()
+        if left > 0 and self._expected >= FEW and 0 < self._waiting() < self._expected:
+            self.gathers = True
+            try:
+                await self._rest(left)
+            finally:
+                self.gathers = False
+
+    def _waiting(self) -> int:
+        """How many wait for their clicks to be written."""
+        return len(self._clicks) + sum(map(len, self._sources))
 
     async def _rest(self, seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._sleeper = loop.create_future()
         self._dozes = seconds is not None
-        timer = None if seconds is None else loop.call_later(seconds, self.wake)
+        timer = None if seconds is None else loop.call_later(seconds, self._rise)
         try:
             await self._sleeper
         finally:
@@ -192,13 +219,18 @@ class ClickWriter:
                 timer.cancel()
 
     def wake(self) -> None:
-        """There is something to write."""
+        """There is something to write; where company is waited for, it has to be enough."""
+        if not self.gathers or self._waiting() >= self._expected:
+            self._rise()
+
+    def _rise(self) -> None:
         sleeper, self._sleeper = self._sleeper, None
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
 
     def _take(self) -> Batch:
         """Everything that waits, but of what nobody waits for no more than is written in good time."""
+        self._began = self._clock.monotonic()
         clicks, answers, payloads = self._clicks, self._answers, self._payloads
         self._clicks, self._answers, self._payloads = [], [], []
         if self._later:
@@ -218,6 +250,7 @@ class ClickWriter:
         """Commit the clicks, or else spool them, or else shed them; then their answers leave."""
         if batch.clicks and (self._is_spooled(batch) or not await self._commit(batch)):
             await self._shelter.keep(batch.clicks)
+        self._expected = min(len(batch.clicks) + self._waiting(), ENOUGH)
         self._settle(batch)
 
     async def _commit(self, batch: Batch) -> bool:

@@ -256,8 +256,12 @@ class FastRedirect(FastPath):
     def _meet(self, peer: str, fields: dict[bytes, bytes]) -> Visitor:
         """Find out who stands behind a connection, and remember it."""
         forwarded = fields.get(b"x-forwarded-for")
-        if forwarded is not None and not self._addresses.trusts(peer):
-            forwarded = None
+        if forwarded is not None:
+            visitor = self._visitors.get((peer, forwarded))
+            if visitor is not None:
+                return visitor  # under both words, only those are known whom a proxy of ours brought
+            if not self._addresses.trusts(peer):
+                forwarded = None
         key = peer if forwarded is None else (peer, forwarded)
         visitor = self._visitors.get(key)
         if visitor is None:

@@ -57,8 +57,9 @@ class Gathering:
         self._log = log
         self._admission = admission
         self._visits: list[Visit] = []
+        self._clicks = redirects.clicks
         if redirects.waits:
-            redirects.clicks.draw_from(self)
+            self._clicks.draw_from(self)
 
     def __len__(self) -> int:
         return len(self._visits)
@@ -66,15 +67,15 @@ class Gathering:
     def add(self, path: bytes, link: Prepared, guest: Guest, begun: float) -> Visit:
         """One more."""
         visit = Visit(None, False, None, path, link, guest, begun)  # noqa: FBT003  # by name it takes twice as long
-        if not self._visits:
-            self._begin()
         self._visits.append(visit)
+        if len(self._visits) == 1 or self._clicks.gathers:
+            self._begin()
         return visit
 
     def _begin(self) -> None:
-        """The first since the last time: see to it that there is a next time."""
+        """The first since the last time, or one that is waited for: see to it that there is a next time."""
         if self._redirects.waits:
-            self._redirects.clicks.wake()
+            self._clicks.wake()
         else:
             asyncio.get_running_loop().call_soon(self._answer_now)
 
@@ -114,7 +115,7 @@ class Gathering:
     def _answer_now(self) -> None:
         clicked = self.take()
         if clicked is not None:
-            self._redirects.clicks.record_later(*clicked.clicks)
+            self._clicks.record_later(*clicked.clicks)
             clicked.release()
 
     def _clicks_of(self, visits: list[Visit]) -> list[bytes]:

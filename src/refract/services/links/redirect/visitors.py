@@ -1,13 +1,12 @@
 """Who follows a link, as far as anybody may know: a salted hash, and an address without its last part."""
 
 from collections import OrderedDict
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv6Address
 
-from refract.runtime.client_address import address_hash, client_of
+from refract.runtime.client_address import address_hash, client_of, parse_address
 
 CAPACITY = 65_536
 
-_IPV4_KEPT = 0xFFFFFF00
 _IPV6_KEPT = ((1 << 48) - 1) << 80
 
 
@@ -52,12 +51,9 @@ class Visitors:
 
 def anonymized(address: str) -> str:
     """An address without its last octet, or its last 80 bits; nothing for what is no address."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
+    parsed = parse_address(address)
+    if parsed is None:
         return ""
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    if isinstance(parsed, IPv4Address):
-        return str(IPv4Address(int(parsed) & _IPV4_KEPT))
-    return str(IPv6Address(int(parsed) & _IPV6_KEPT))
+    if parsed.version == 4:
+        return f"{parsed.text.rpartition('.')[0]}.0"
+    return str(IPv6Address(parsed.number & _IPV6_KEPT))
