@@ -1,6 +1,7 @@
 """Flushes that wait for company: only where it is likely to come, for a moment at most, and never in vain."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from refract.runtime.ports import Database
-from refract.services.links.redirect import clicks
+from refract.services.links.redirect import clicks as clicks_module
 from refract.services.links.redirect.bundles import Answers, Bundle
+from refract.services.links.redirect.fast import FastRedirect
 from tests.support.clicks import OUTBOX, Writing, click, numbers_in
 from tests.support.http import Client
 from tests.support.redirects import RedirectWorld, redirects
@@ -27,7 +29,7 @@ def writing(database: Database, tmp_path: Path) -> Writing:
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for company in vain waits longer than any test."""
-    monkeypatch.setattr(clicks, "GATHER_SECONDS", 600.0)
+    monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 600.0)
 
 
 class Queued:
@@ -72,10 +74,13 @@ async def test_a_flush_waits_for_as_many_as_came_last(writing: Writing) -> None:
     assert await _rows(writing) == [[1, 2, 3], [4, 5, 6, 7, 8]]
 
 
-async def test_it_waits_for_a_moment_at_most(writing: Writing) -> None:
+async def test_it_waits_for_a_moment_at_most(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 0.5)  # more than the commit before it takes, which counts
     async with writing.running():
         await _busy(writing)
+        await eventually(lambda: writing.writer.gathers, interval=0.005)
         await writing.answered(4, 5)
+        assert not writing.writer.gathers
     assert await _rows(writing) == [[1, 2, 3], [4, 5]]
 
 
@@ -84,6 +89,16 @@ async def test_who_comes_alone_waits_for_nobody(writing: Writing) -> None:
     async with writing.running():
         await writing.follow(*range(1, 21))
     assert await _rows(writing) == [[number] for number in range(1, 21)]
+
+
+@pytest.mark.usefixtures("for_ever")
+async def test_three_are_not_expected_again(writing: Writing) -> None:
+    async with writing.running():
+        writing.record(1, 2, 3)
+        await writing.answered(1, 2, 3)
+        writing.record(4)
+        await writing.answered(4)
+    assert await _rows(writing) == [[1, 2, 3], [4]]
 
 
 @pytest.mark.usefixtures("for_ever")
@@ -109,9 +124,9 @@ async def test_so_many_that_more_would_save_little_leave_at_once(writing: Writin
     async with writing.running():
         writing.record(*range(1, 201))
         await eventually(lambda: writing.guarded.waiting)
-        writing.record(*range(201, 201 + clicks.ENOUGH))
+        writing.record(*range(201, 201 + clicks_module.ENOUGH))
         writing.guarded.open.set()
-        await writing.answered(*range(1, 201 + clicks.ENOUGH))
+        await writing.answered(*range(1, 201 + clicks_module.ENOUGH))
 
 
 @pytest.mark.usefixtures("for_ever")
@@ -151,13 +166,26 @@ async def test_draining_does_not_wait_for_company(writing: Writing) -> None:
     assert await _rows(writing) == [[1, 2, 3], [4, 5]]
 
 
-@pytest.mark.usefixtures("for_ever")
-async def test_visitors_on_connections_that_are_known_are_counted_as_they_come(redirects: RedirectWorld) -> None:
+async def test_visitors_on_connections_that_are_known_are_company_as_they_come(
+    redirects: RedirectWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     instance = await redirects.instance()
+    assert isinstance(instance.service.fast_path, FastRedirect)
+    writer = instance.service.fast_path._redirects.clicks
     code = await redirects.link("gathered")
+
+    async def follow(clients: Sequence[Client]) -> None:
+        answers = await asyncio.gather(*(client.get(f"/{code}") for client in clients))
+        assert {answer.status for answer in answers} == {301}
+
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(await Client.connect(instance.fast.port)) for _ in range(6)]
-        for _ in range(20):
-            answers = await asyncio.gather(*(client.get(f"/{code}") for client in clients))
-            assert {answer.status for answer in answers} == {301}
-    assert len(await redirects.clicks()) == 120
+        for _ in range(2):
+            await follow(clients)  # whose words are known then
+        monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 600.0)
+        writer._expected = len(clients)
+        for _ in range(10):
+            some = asyncio.create_task(follow(clients[:3]))
+            await eventually(lambda: writer.gathers and writer._waiting() == 3, interval=0.005)
+            await asyncio.gather(some, follow(clients[3:]))
+    assert len(await redirects.clicks()) == 12 + 60

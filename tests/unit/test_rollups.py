@@ -17,13 +17,13 @@ from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONG
 from tests.support.clocks import START
 
 
-def click(number: int = 0, **fields: Any) -> Click:
+def click(number: int = 0, minutes: int = 0, **fields: Any) -> Click:
     return Click(
         event_id=str(number),
         short_code="abc",
         user_id="owner",
         user_email="",
-        occurred_at=START,
+        occurred_at=START + timedelta(minutes=minutes),
         visitor=b"%d" % number,
         **fields,
     )
@@ -74,7 +74,7 @@ def test_a_row_that_gets_click_after_click_is_packed_anew_only_where_its_form_ch
     assert anew == [0, 19, *range(60 * 255, 60 * 300)]
 
 
-@pytest.mark.parametrize("stored", [b"\x01ab", b"\x04" + bytes(59), b"\x07" + bytes(60)])
+@pytest.mark.parametrize("stored", [b"\x01", b"\x01ab", b"\x01\x46\x01\x00", b"\x04" + bytes(59), b"\x07" + bytes(60)])
 def test_what_are_no_parts_gets_no_click(stored: bytes) -> None:
     assert with_one_more(stored, 3, HOUR) is None
     with pytest.raises(ValueError, match="parts of a period"):
@@ -85,6 +85,7 @@ _SOME = st.lists(
     st.builds(
         click,
         st.integers(min_value=0, max_value=30),
+        st.integers(min_value=0, max_value=59),
         bot=st.booleans(),
         country=st.sampled_from(["", "DE", "FR"]),
         city=st.sampled_from(["", "Köln", "Paris"]),

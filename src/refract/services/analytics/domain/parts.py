@@ -64,15 +64,20 @@ def with_one_more(stored: bytes | None, part: int, span: int) -> bytes | None:
 
     Most rows that a batch touches get one click: to unpack sixty minutes and to pack them took longer than all else.
     """
-    form, width = (_SPARSE, 1) if stored is None else _kind(stored)
-    if stored is None or width > 0:
+    if stored is None:
         return None
+    form, width = _kind(stored)
     size, entry = PARTS[span], _ENTRIES[0].size
     place = 0
-    if form == _SPARSE and len(stored) % entry == 1:
-        place = entry * stored[1::entry].find(part) + 2
+    if width > 0:
+        return None
+    if form == _SPARSE:
+        listed = stored[1::entry]
+        if len(stored) % entry != 1 or max(listed, default=size) >= size:
+            return None  # whoever unpacks it says what is wrong with it
+        place = entry * listed.find(part) + 2
         if place < 0 and len(stored) - 1 + entry < size:  # with a part more it is still the shortest form
-            after = 1 + entry * bisect(stored[1::entry], part)
+            after = 1 + entry * bisect(listed, part)
             return stored[:after] + _ENTRIES[0].pack(part, 1, 0) + stored[after:]
     elif len(stored) == 1 + form * size:
         place = 1 + part

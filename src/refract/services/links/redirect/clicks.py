@@ -36,7 +36,7 @@ GATHER_SECONDS = 0.003
 """How long after a flush began the next one waits for company: see `_gather`."""
 
 FEW, ENOUGH = 4, 8
-"""Where so few are expected nobody waits for them, and so many are not waited for to become more."""
+"""So many have to be expected at least to be waited for, and so many are not waited for to become more."""
 
 LATER_SECONDS = 0.01
 """Between two flushes of clicks for which nobody waits."""
@@ -54,7 +54,7 @@ _ROUTING_KEY = UrlClicked.routing_key()
 
 
 class ClickWriter:
-    """The group commit: one flusher, no timer; whatever queued while the last flush ran is the next.
+    """The group commit: one flusher; whatever queued while the last flush ran is the next, with some company at times.
 
     While the database is away, clicks go to the spool, and from there into the outbox once it answers again.
     """
@@ -89,7 +89,7 @@ class ClickWriter:
             "click_flush_seconds", "How long a flush of clicks took", buckets=_BUCKETS, registry=registry
         )
         waiting = Gauge("clicks_waiting", "Clicks that wait for the next flush", registry=registry)
-        waiting.set_function(lambda: len(self._clicks) + len(self._later) + sum(map(len, self._sources)))
+        waiting.set_function(lambda: self._waiting() + len(self._later))
 
     def draw_from(self, source: Source) -> None:
         """Take this one's clicks with every flush; it calls `wake` when it has some again."""
