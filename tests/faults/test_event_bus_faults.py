@@ -198,7 +198,9 @@ class TestBroker:
             await asyncio.wait_for(publish_like_relays(bus, messages, publishers=2), RECOVERY)
             assert bodies(await drain(reader, 1)) == [b"after"]
 
-    async def test_a_deleted_queue_is_declared_again_by_its_reader(self, buses: RabbitBuses) -> None:
+    async def test_a_deleted_queue_is_declared_again_by_its_reader_and_missed(
+        self, buses: RabbitBuses, caplog: pytest.LogCaptureFixture
+    ) -> None:
         bus = await buses.open()
         queue = buses.queue("reader", "key")
         async with bus.reader(queue) as reader:
@@ -208,11 +210,12 @@ class TestBroker:
                 await channel.exchange_delete(buses.exchange)
             await publish_until_taken(bus, buses.message("key", b"again"))
             assert bodies(await drain(reader, 1)) == [b"again"]
+        assert [vars(record)["queue"] for record in caplog.records if _misses_a_queue(record)] == [queue.name]
 
 
 class TestConnection:
     async def test_a_cut_connection_loses_nothing_and_is_made_again(
-        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
+        self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
     ) -> None:
         messages = [buses.message("key", b"%d" % number) for number in range(1_000)]
         async with proxied.reader(buses.queue("reader", "#", prefetch=50)) as reader:
@@ -224,6 +227,7 @@ class TestConnection:
             await asyncio.wait_for(publishing, RECOVERY)
             await eventually(lambda: len(ledger.received) == 1_000, timeout=RECOVERY)
             await ledger.stop()
+        assert not any(map(_misses_a_queue, caplog.records))
 
     async def test_no_publish_outlasts_a_black_hole_and_the_connection_is_replaced(
         self, buses: RabbitBuses, proxied: RabbitBus, proxy: FaultProxy
@@ -366,3 +370,7 @@ def _set_memory_watermark(broker: RabbitMQ, fraction: str) -> None:
     control = Path(script() or "rabbitmq-server").with_name("rabbitmqctl")
     command = [str(control), "-n", broker._node, "set_vm_memory_high_watermark", fraction]
     subprocess.run(command, env=dict(broker._environment()), check=True, capture_output=True)
+
+
+def _misses_a_queue(record: logging.LogRecord) -> bool:
+    return record.levelno == logging.ERROR and "gone from the broker" in record.getMessage()

@@ -8,7 +8,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from aiormq.exceptions import ChannelNotFoundEntity
@@ -18,6 +17,7 @@ from refract.kernel.errors import NotPublished, Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
 from refract.runtime.distributed.rabbit_connection import TROUBLE, RabbitConnection, Session, Step, answer
 from refract.runtime.distributed.rabbit_publisher import Publisher
+from refract.runtime.distributed.rabbit_queues import DeclaredQueue
 from refract.runtime.distributed.rabbit_reader import RabbitReader
 from refract.runtime.messages import Binding, DeadLetter, Message, Queue
 from refract.runtime.ports import QueueReader
@@ -54,7 +54,7 @@ class RabbitBus:
     async def declare(self, queue: Queue) -> None:
         """Make the queue exist; while the broker is away, as soon as it is back."""
         former = self._declarations.get(queue.name)
-        declaration = self._declarations[queue.name] = Step(f"queue {queue.name}", partial(_declare, queue))
+        declaration = self._declarations[queue.name] = Step(f"queue {queue.name}", DeclaredQueue(queue).declare)
         if former is not None:
             await self._reading.forget(former)
         await self._reading.establish(declaration)
@@ -155,12 +155,6 @@ class RabbitBus:
             await answer(rabbit_wire.declare_queue(channel, Queue(queue, ())))
             await self._publisher.publish(again, rabbit_wire.origin(message))
         await answer(channel.basic_ack(delivered.delivery_tag or 0))
-
-
-async def _declare(queue: Queue, session: Session) -> None:
-    """Make a queue exist: a step of every session."""
-    async with session.passing_channel() as channel:
-        await answer(rabbit_wire.declare_queue(channel, queue))
 
 
 class _Listener:

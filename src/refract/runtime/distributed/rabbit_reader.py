@@ -13,6 +13,7 @@ from refract.kernel.errors import Unavailable, Unroutable
 from refract.runtime.distributed import rabbit_wire
 from refract.runtime.distributed.rabbit_connection import CLOSE_SECONDS, STEP_SECONDS, TROUBLE, Session, answer
 from refract.runtime.distributed.rabbit_publisher import Publisher
+from refract.runtime.distributed.rabbit_queues import DeclaredQueue
 from refract.runtime.messages import Delivery, Message, Queue
 
 Settlement = Callable[[int, bool], commands.Basic.Ack | commands.Basic.Nack]
@@ -85,6 +86,7 @@ class RabbitReader:
 
     def __init__(self, queue: Queue, publisher: Publisher, clock: Clock) -> None:
         self._queue = queue
+        self._declared = DeclaredQueue(queue)
         self._publisher = publisher
         self._clock = clock
         self._subscription: _Subscription | None = None
@@ -126,8 +128,8 @@ class RabbitReader:
 
     async def subscribe(self, session: Session) -> None:
         """Declare the queue and consume from it: a step of every session."""
+        await self._declared.declare(session)
         async with session.lasting_channel() as channel:
-            await answer(rabbit_wire.declare_queue(channel, self._queue))
             await answer(channel.basic_qos(prefetch_count=self._queue.prefetch))
             subscription = _Subscription(session, channel)
             await answer(channel.basic_consume(self._queue.name, partial(self._receive, subscription)))
