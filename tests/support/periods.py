@@ -94,7 +94,7 @@ class KnownClicks(Enricher):
     async def prepare(self) -> None:
         """Nothing to look up."""
 
-    def enrich(self, events: Sequence[UrlClicked], now: datetime) -> list[Click]:
+    def enrich_some(self, events: Sequence[UrlClicked], now: datetime, ahead: list[UrlClicked]) -> list[Click]:
         """The clicks that these events are of."""
         return [self._by_id[event.event_id] for event in events]
 

@@ -48,3 +48,19 @@ async def test_a_burst_within_a_moment_is_not_yet_many() -> None:
     answered = MANY
     await polite.give_way()
     assert not polite.is_busy
+
+
+async def test_between_two_pieces_it_only_breathes_however_many_are_answered() -> None:
+    clock = ManualClock()
+    answered = 0
+    polite = Courtesy(clock, lambda: answered)
+    clock.advance(1)
+    answered = 2 * MANY
+    heard: list[str] = []
+    asyncio.get_running_loop().call_soon(heard.append, "another")
+    await polite.breathe()
+    assert heard == ["another"]
+    assert not polite.due
+    asyncio.get_running_loop().call_soon(heard.append, "a third")
+    await polite.breathe()
+    assert heard == ["another"], "a piece that has only begun goes on"

@@ -56,13 +56,19 @@ class Enricher:
 
     def enrich(self, events: Sequence[UrlClicked], now: datetime) -> list[Click]:
         """The events as clicks, in their order and each with its own time, unless that is yet to come."""
+        ahead: list[UrlClicked] = []
+        clicks = self.enrich_some(events, now, ahead)
+        self.mention(ahead, now)
+        return clicks
+
+    def enrich_some(self, events: Sequence[UrlClicked], now: datetime, ahead: list[UrlClicked]) -> list[Click]:
+        """The same of a part of a batch; those whose time is yet to come are added to `ahead`, to be mentioned."""
         if self._geography.renew():
             self._places.clear()
         latest = now + FUTURE_SKEW
         agents, referers, places = self._agents, self._referers, self._places
         campaigns, languages = self._campaigns, self._languages
         clicks: list[Click] = []
-        ahead: list[UrlClicked] = []
         for event in events:
             occurred_at = event.occurred_at
             if occurred_at.tzinfo is not UTC or not EARLIEST <= occurred_at <= latest:
@@ -88,12 +94,12 @@ class Enricher:
                 languages[event.accept_language], source, medium, campaign, term, content, correlation_id,
             )  # fmt: skip
             clicks.append(click)
-        if ahead:
-            self._mention(ahead, now)
         return clicks
 
-    def _mention(self, ahead: Sequence[UrlClicked], now: datetime) -> None:
+    def mention(self, ahead: Sequence[UrlClicked], now: datetime) -> None:
         """Counted one by one, said once a batch: a wrong clock says the same of every click."""
+        if not ahead:
+            return
         self._ahead.inc(len(ahead))
         first = ahead[0]
         logger.warning(
