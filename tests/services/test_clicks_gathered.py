@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refract.runtime.ports import Database
-from refract.services.links.redirect import pacing
+from refract.services.links.redirect import clicks as clicks_module
 from refract.services.links.redirect.bundles import Answers, Bundle
 from refract.services.links.redirect.fast import FastRedirect
 from tests.support.clicks import OUTBOX, Writing, click, numbers_in
@@ -28,9 +28,8 @@ def writing(database: Database, tmp_path: Path) -> Writing:
 
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for company in vain waits longer than any test; and nobody naps, who would not see them come."""
-    monkeypatch.setattr(pacing, "NAP_SECONDS", 0.0)
-    monkeypatch.setattr(pacing, "GATHER_SECONDS", 600.0)
+    """Whoever waits for company in vain waits longer than any test."""
+    monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 600.0)
 
 
 class Queued:
@@ -76,7 +75,7 @@ async def test_a_flush_waits_for_as_many_as_came_last(writing: Writing) -> None:
 
 
 async def test_it_waits_for_a_moment_at_most(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "GATHER_SECONDS", 0.5)  # more than the commit before it takes, which counts
+    monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 0.5)  # more than the commit before it takes, which counts
     async with writing.running():
         await _busy(writing)
         await eventually(lambda: writing.writer.gathers, interval=0.005)
@@ -125,9 +124,9 @@ async def test_so_many_that_more_would_save_little_leave_at_once(writing: Writin
     async with writing.running():
         writing.record(*range(1, 201))
         await eventually(lambda: writing.guarded.waiting)
-        writing.record(*range(201, 201 + pacing.ENOUGH))
+        writing.record(*range(201, 201 + clicks_module.ENOUGH))
         writing.guarded.open.set()
-        await writing.answered(*range(1, 201 + pacing.ENOUGH))
+        await writing.answered(*range(1, 201 + clicks_module.ENOUGH))
 
 
 @pytest.mark.usefixtures("for_ever")
@@ -167,29 +166,6 @@ async def test_draining_does_not_wait_for_company(writing: Writing) -> None:
     assert await _rows(writing) == [[1, 2, 3], [4, 5]]
 
 
-async def test_those_who_come_in_while_the_loop_stands_still_leave_together(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pacing, "NAP_SECONDS", 600.0)  # no commit takes longer
-    naps: list[float] = []
-
-    def stand_still(seconds: float) -> None:
-        naps.append(seconds)
-        asyncio.get_running_loop().call_soon(napping.record, 9, 10)
-
-    napping = Writing(database, tmp_path / "spool", stand_still=stand_still)
-    async with napping.running():
-        napping.guarded.open.clear()
-        napping.record(*range(1, pacing.ENOUGH))
-        await eventually(lambda: napping.guarded.waiting)
-        napping.record(8)
-        napping.guarded.open.set()
-        await napping.answered(8)
-        assert len(naps) == 1
-        assert 0 < naps[0] <= 600
-    assert await _rows(napping) == [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10]]
-
-
 async def test_visitors_on_connections_that_are_known_are_company_as_they_come(
     redirects: RedirectWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,8 +182,8 @@ async def test_visitors_on_connections_that_are_known_are_company_as_they_come(
         clients = [await stack.enter_async_context(await Client.connect(instance.fast.port)) for _ in range(6)]
         for _ in range(2):
             await follow(clients)  # whose words are known then
-        monkeypatch.setattr(pacing, "GATHER_SECONDS", 600.0)
-        writer._pace.coming = len(clients)
+        monkeypatch.setattr(clicks_module, "GATHER_SECONDS", 600.0)
+        writer._expected = len(clients)
         for _ in range(10):
             some = asyncio.create_task(follow(clients[:3]))
             await eventually(lambda: writer.gathers and writer._waiting() == 3, interval=0.005)

@@ -1,8 +1,7 @@
 """Clicks for tests: made by number, written by a writer that runs, and found again by their event ids."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -94,13 +93,12 @@ class Writing:
     limit: int = LIMIT
     notes: list[str] = field(default_factory=list)
     """Commits and released answers, in their order."""
-    stand_still: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self.metrics = Metrics()
         self.guarded = GuardedDatabase(self.database, self.notes)
         self.spool = Spool(self.directory, self.limit)
-        self.writer = ClickWriter(self.guarded, self.clock, self.metrics, self.spool, stand_still=self.stand_still)
+        self.writer = ClickWriter(self.guarded, self.clock, self.metrics, self.spool)
 
     @property
     def released(self) -> list[int]:

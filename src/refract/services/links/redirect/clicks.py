@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -17,7 +15,6 @@ from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database
 from refract.services.links.api import UrlClicked
 from refract.services.links.redirect.bundles import Answers, Batch, Source, parts, row, rows
-from refract.services.links.redirect.pacing import Pace
 from refract.services.links.redirect.shelter import Shelter
 from refract.services.links.redirect.spool import Segment, Spool
 
@@ -34,6 +31,12 @@ ADOPT_SECONDS = 30.0
 
 TURNS = 1
 """Of the event loop between two flushes: those who wait at the sockets come in, and the flush is worth its price."""
+
+GATHER_SECONDS = 0.003
+"""How long after a flush began the next one waits for company: see `_gather`."""
+
+FEW, ENOUGH = 4, 8
+"""So many have to be expected at least to be waited for, and so many are not waited for to become more."""
 
 LATER_SECONDS = 0.01
 """Between two flushes of clicks for which nobody waits."""
@@ -56,16 +59,7 @@ class ClickWriter:
     While the database is away, clicks go to the spool, and from there into the outbox once it answers again.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        metrics: Metrics,
-        spool: Spool,
-        *,
-        stand_still: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._stand_still = stand_still
+    def __init__(self, database: Database, clock: Clock, metrics: Metrics, spool: Spool) -> None:
         self._database = database
         self._clock = clock
         self._spool = spool
@@ -78,7 +72,8 @@ class ClickWriter:
         self._sources: list[Source] = []
         self._sleeper: asyncio.Future[None] | None = None
         self._dozes = False
-        self._pace = Pace(clock)
+        self._began = -GATHER_SECONDS
+        self._expected = 0
         self.gathers = False
         """Whether a flush waits for company, and wants to hear of each that comes."""
         self._unsafe: dict[Batch, None] = {}
@@ -177,7 +172,6 @@ class ClickWriter:
         while task is not None and not task.cancelling():  # one that was dismissed ends, even if it was not heard
             if not self._waiting():
                 await self._sleep()
-            await self._nap()
             await self._gather()
             if not self._waiting() and not self._later:
                 continue  # what it was woken for went to the spool
@@ -193,20 +187,18 @@ class ClickWriter:
         if not self._waiting():
             await self._rest(LATER_SECONDS)
 
-    async def _nap(self) -> None:
-        """While thousands come in a second, stand still for a moment, and then let them in."""
-        seconds = self._pace.nap(self._waiting())
-        if seconds:
-            self._stand_still(seconds)
-            await asyncio.sleep(0)
-
     async def _gather(self) -> None:
-        """While many come one by one, let the next flush take several."""
-        seconds = self._pace.company(self._waiting())
-        if seconds:
+        """While many come one by one, let the next flush take several: it costs much the same for one as for thirty,
+        and so does the way of each row through the outbox and the bus.
+
+        As many as the last flush had, and came meanwhile, are likely to come again: more of those who wait for their
+        answer before they ask again there are not, and with them it leaves.
+        """
+        left = self._began + GATHER_SECONDS - self._clock.monotonic()
+        if left > 0 and self._expected >= FEW and 0 < self._waiting() < self._expected:
             self.gathers = True
             try:
-                await self._rest(seconds)
+                await self._rest(left)
             finally:
                 self.gathers = False
 
@@ -228,7 +220,7 @@ class ClickWriter:
 
     def wake(self) -> None:
         """There is something to write; where company is waited for, it has to be enough."""
-        if not self.gathers or self._waiting() >= self._pace.expected:
+        if not self.gathers or self._waiting() >= self._expected:
             self._rise()
 
     def _rise(self) -> None:
@@ -238,7 +230,7 @@ class ClickWriter:
 
     def _take(self) -> Batch:
         """Everything that waits, but of what nobody waits for no more than is written in good time."""
-        self._pace.begin()
+        self._began = self._clock.monotonic()
         clicks, answers, payloads = self._clicks, self._answers, self._payloads
         self._clicks, self._answers, self._payloads = [], [], []
         if self._later:
@@ -258,7 +250,7 @@ class ClickWriter:
         """Commit the clicks, or else spool them, or else shed them; then their answers leave."""
         if batch.clicks and (self._is_spooled(batch) or not await self._commit(batch)):
             await self._shelter.keep(batch.clicks)
-        self._pace.coming = len(batch.clicks) + self._waiting()
+        self._expected = min(len(batch.clicks) + self._waiting(), ENOUGH)
         self._settle(batch)
 
     async def _commit(self, batch: Batch) -> bool:
