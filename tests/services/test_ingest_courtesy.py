@@ -43,6 +43,16 @@ async def test_they_have_it_while_clicks_are_looked_at_too(analytics: Between) -
     assert (await totals_in(analytics.database))["one"][0] == number
 
 
+async def test_they_have_it_between_two_notes_of_totals(analytics: Between) -> None:
+    polite = Impatient(analytics.clock)
+    for code in ("one", "two", "three"):
+        async with analytics.database.transaction() as tx:
+            await ingesting(analytics.clock).ingest(tx, [clicked(code)])
+    await analytics.own.declare(analytics.buses.queue("totals", "stats.totals"))
+    assert await Announcer(analytics.database, analytics.own, analytics.clock, courtesy=polite).announce() == 3
+    assert polite.breaths == 3
+
+
 async def test_a_busy_process_announces_a_few_totals_a_turn_and_the_others_later(analytics: Between) -> None:
     answered = 0
     polite = Courtesy(analytics.clock, lambda: answered)

@@ -150,7 +150,9 @@ class Announcer:
             after = notes[-1]["id"] if notes else FIRST_ID
             page = await self._database.fetch(READ_NOTES, after=after, limit=NOTES_A_PAGE)
             notes += page
-            codes |= dict.fromkeys(code for note in page for code in note["short_codes"])
+            for note in page:
+                codes |= dict.fromkeys(note["short_codes"])
+                await self._courtesy.breathe()  # after a flood there are 25,000 in a page
             if len(page) < NOTES_A_PAGE:
                 break
             await self._courtesy.give_way()
