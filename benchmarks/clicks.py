@@ -6,15 +6,15 @@ from pathlib import Path
 
 import asyncpg
 
-# A row carries one click or an array of them (decision 7).
-IN_SQLITE = """
-SELECT sum(CASE json_type(payload) WHEN 'array' THEN json_array_length(payload) ELSE 1 END)
-FROM outbox WHERE event_type = 'url.clicked'
-"""
+from refract.runtime.embedded.packing import unpacked
+
+# A row carries one click or an array of them (decision 7); in SQLite, long ones are packed.
+IN_SQLITE = "SELECT CAST(payload AS BLOB) FROM outbox WHERE event_type = 'url.clicked'"
 IN_POSTGRESQL = """
 SELECT sum(CASE json_typeof(payload::json) WHEN 'array' THEN json_array_length(payload::json) ELSE 1 END)
 FROM outbox WHERE event_type = 'url.clicked'
 """
+_CLICK = b'"event_type":"url.clicked"'
 
 
 def stored_clicks(database: str | Path) -> int:
@@ -23,7 +23,7 @@ def stored_clicks(database: str | Path) -> int:
         return asyncio.run(_in_postgresql(database))
     connection = sqlite3.connect(database)
     try:
-        return int(connection.execute(IN_SQLITE).fetchone()[0] or 0)
+        return sum(unpacked(payload).count(_CLICK) for (payload,) in connection.execute(IN_SQLITE))
     finally:
         connection.close()
 

@@ -18,7 +18,12 @@ from refract.runtime.statements import Statement
 from tests.support.databases import Location
 from tests.support.waiting import eventually
 
-OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY message_id")
+OUTBOX = Statement(
+    "outbox",
+    "Reads the outbox.",
+    "SELECT * FROM outbox ORDER BY message_id",
+    sqlite='SELECT *, payload AS "payload [PACKED]" FROM outbox ORDER BY message_id',
+)
 COUNT = Statement("count", "Counts the outbox.", "SELECT count(*) AS number FROM outbox")
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
 LONG = 60.0

@@ -138,9 +138,10 @@ class TestReading:
             (b'{"a": 1}', "evt_1", "c-1"),
             ("żółć ☃".encode(), "id-żółć", "c-☃"),
             (b"\x00\xff" * 524_288, "large", ""),
+            (b"\0lz4 is no JSON", "as if it were packed", ""),
             (b"", "empty", ""),
         ],
-        ids=["plain", "unicode", "one MiB", "empty"],
+        ids=["plain", "unicode", "one MiB", "a mark of ours", "empty"],
     )
     async def test_a_message_arrives_as_it_was_sent(
         self, buses: Buses, bus: EventBus, body: bytes, message_id: str, correlation_id: str

@@ -39,7 +39,13 @@ class TestRelay:
         sent = [
             Message(world.buses.exchange, "test.noted", body, f"id-{number}", f"correlation-{number}")
             for number, body in enumerate(
-                (b'{"b":1,"a":[1.0,1e3]}', b'  {"spaced" : "\xc3\xa9 \xf0\x9f\x9a\x80"}\n', b"not even json", b"")
+                (
+                    b'{"b":1,"a":[1.0,1e3]}',
+                    b'  {"spaced" : "\xc3\xa9 \xf0\x9f\x9a\x80"}\n',
+                    b'{"long":"%b"}' % ("é".encode() * 5_000),
+                    b"not even json",
+                    b"",
+                )
             )
         ]
         await world.post(*sent)

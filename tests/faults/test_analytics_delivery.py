@@ -17,9 +17,10 @@ from refract.services.analytics.commands.following import LinkChange
 from refract.services.analytics.reactions import ClickDecoder, clicks, link_changes
 from refract.services.links.api import UrlClicked, UrlCreated, UrlDeleted, UrlUpdated
 from tests.support.clocks import START
-from tests.support.counting import MILESTONES, OUTBOX, STALE, assert_counted, clicked, ingesting, letter, random_clicks
+from tests.support.counting import MILESTONES, STALE, assert_counted, clicked, ingesting, letter, random_clicks
 from tests.support.databases import empty_location
 from tests.support.following import LINKS, Between, analytics
+from tests.support.outboxes import OUTBOX
 from tests.support.waiting import eventually
 from tests.support.worlds import running
 

@@ -76,6 +76,22 @@ async def test_a_batch_ends_where_it_would_keep_others_waiting(tmp_path: Path) -
     assert seen == [sizes[:3], sizes[3:4], sizes[4:]]
 
 
+async def test_a_body_that_the_disk_has_spoilt_holds_up_nobody(tmp_path: Path) -> None:
+    here = EmbeddedBuses(tmp_path)
+    bus = await here.open()
+    queue = here.queue("reader", "#")
+    await bus.declare(queue)
+    sent = [b"%d" % number * 5_000 for number in range(3)]
+    await bus.publish_all([here.message("key", body) for body in sent])
+    with closing(sqlite3.connect(here.path)) as file, file:
+        [(body,)] = file.execute("SELECT body FROM messages ORDER BY id LIMIT 1 OFFSET 1").fetchall()
+        assert len(body) < len(sent[1]) / 10, "long bodies are packed"
+        file.execute("UPDATE messages SET body = ? WHERE body = ?", (body[:-3], body))
+    async with bus.reader(queue) as reader:
+        assert bodies(await asyncio.wait_for(take(reader, 3), PATIENCE)) == [sent[0], body[:-3], sent[2]]
+    await here.close()
+
+
 async def test_a_file_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "bus.sqlite").write_bytes(b"this is not a database" * 100)
     with pytest.raises(Unavailable, match="not a database"):

@@ -14,9 +14,9 @@ from refract.services.identity.commands.administering import Administering
 from refract.services.identity.domain.accounts import EmailTaken
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location, furnish, open_database
+from tests.support.outboxes import OUTBOX
 
 PASSWORD = "a password of some length"
-OUTBOX = Statement("outbox", "Reads what was announced.", "SELECT event_type, payload FROM outbox ORDER BY id")
 USERS = Statement("users", "Reads the accounts.", "SELECT * FROM users ORDER BY email")
 REVOCATIONS = Statement("revocations", "Reads what was taken back.", "SELECT * FROM revocations ORDER BY id")
 ADD_FOREIGN = Statement(

@@ -17,7 +17,6 @@ from refract.services.links.api import UrlClicked
 from tests.support.clocks import START
 from tests.support.counting import (
     CLICKS,
-    OUTBOX,
     ROLLUPS,
     assert_counted,
     click_inbox,
@@ -30,6 +29,7 @@ from tests.support.counting import (
     random_clicks,
 )
 from tests.support.following import Between, analytics
+from tests.support.outboxes import OUTBOX
 from tests.support.worlds import INBOX
 
 __all__ = ["analytics"]

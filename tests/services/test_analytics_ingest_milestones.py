@@ -14,8 +14,9 @@ from refract.services.analytics.commands import ingesting as commands
 from refract.services.analytics.commands.announcing import note_changes
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START
-from tests.support.counting import MILESTONES, OUTBOX, click_inbox, clicked, hand_over, ingesting, letter
+from tests.support.counting import MILESTONES, click_inbox, clicked, hand_over, ingesting, letter
 from tests.support.following import Between, analytics
+from tests.support.outboxes import OUTBOX
 
 __all__ = ["analytics"]
 

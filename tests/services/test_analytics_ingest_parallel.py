@@ -27,7 +27,6 @@ from tests.support.buses import RabbitBuses
 from tests.support.counting import (
     CLICKS,
     MILESTONES,
-    OUTBOX,
     click_inbox,
     clicked,
     clicks_of,
@@ -41,6 +40,7 @@ from tests.support.counting import (
     totals_in,
 )
 from tests.support.databases import open_database
+from tests.support.outboxes import OUTBOX
 from tests.support.waiting import eventually
 
 LOCK_TOTAL = Statement("lock_total", "Holds a link.", "SELECT 1 FROM totals WHERE short_code = :short_code FOR UPDATE")

@@ -15,8 +15,9 @@ from refract.runtime.transactions import StatementFailed
 from refract.services.links.redirect import bundles, clicks, shelter
 from refract.services.links.redirect.bundles import ROW_BYTES, ROW_CLICKS
 from refract.services.links.redirect.spool import Spool
-from tests.support.clicks import OUTBOX, Writing, click, numbers, numbers_in
+from tests.support.clicks import Writing, click, numbers, numbers_in
 from tests.support.clocks import ManualClock
+from tests.support.outboxes import OUTBOX
 from tests.support.spools import impatient, restless
 from tests.support.waiting import eventually
 

@@ -12,8 +12,9 @@ from refract.runtime.ports import Database
 from refract.services.links.redirect import clicks as clicks_module
 from refract.services.links.redirect.bundles import Answers, Bundle
 from refract.services.links.redirect.fast import FastRedirect
-from tests.support.clicks import OUTBOX, Writing, click, numbers_in
+from tests.support.clicks import Writing, click, numbers_in
 from tests.support.http import Client
+from tests.support.outboxes import OUTBOX
 from tests.support.redirects import RedirectWorld, redirects
 from tests.support.waiting import eventually
 

@@ -14,7 +14,8 @@ from refract.runtime.ports import Database, Transaction
 from refract.runtime.together import WRITERS
 from refract.services.links.commands.gathering import LINKS_AT_ONCE
 from refract.services.links.domain.drafts import Wish
-from tests.support.shortening import ANNA, BORIS, LINKS, OUTBOX, Workshop
+from tests.support.outboxes import OUTBOX
+from tests.support.shortening import ANNA, BORIS, LINKS, Workshop
 
 
 class WatchedDatabase:

@@ -13,13 +13,12 @@ from refract.runtime.fast_path import HeldAnswer
 from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, Row
-from refract.runtime.statements import Statement
 from refract.services.links.api import UrlClicked
 from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.spool import Spool
+from tests.support.outboxes import OUTBOX
 from tests.support.waiting import eventually
 
-OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY id")
 DECODER = EventDecoder(UrlClicked)
 LIMIT = 1024 * 1024
 

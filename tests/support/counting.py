@@ -44,7 +44,6 @@ ROLLUPS = Statement("rollups", "Reads the rollups.", "SELECT * FROM rollups ORDE
 CLICKS = Statement("clicks", "Reads the clicks.", "SELECT * FROM clicks ORDER BY clicked_at, event_id")
 MILESTONES = Statement("milestones", "Reads milestones.", "SELECT * FROM milestones ORDER BY short_code, milestone")
 STALE = Statement("stale", "Reads marks.", "SELECT short_code, span, starts_at FROM stale ORDER BY 1, 2, 3")
-OUTBOX = Statement("outbox", "Reads what is announced.", "SELECT * FROM outbox ORDER BY id")
 
 
 def clicked(code: str = "abc", at: datetime = START, *, visitor: int = 0, **fields: Any) -> UrlClicked:

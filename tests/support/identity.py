@@ -37,7 +37,10 @@ EMAIL = "alice@example.com"
 PASSWORD = "correct horse"
 
 OUTBOX = Statement(
-    "outbox", "Reads what was announced.", "SELECT event_type, exchange, payload FROM outbox ORDER BY id"
+    "outbox",
+    "Reads what was announced.",
+    "SELECT event_type, exchange, payload FROM outbox ORDER BY id",
+    sqlite='SELECT event_type, exchange, payload AS "payload [PACKED]" FROM outbox ORDER BY id',
 )
 USERS = Statement("users", "Reads every user.", "SELECT * FROM users ORDER BY created_at, id")
 

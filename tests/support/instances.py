@@ -19,6 +19,7 @@ from refract.apps.data_directory import DataDirectory
 from refract.apps.directory import SERVICES
 from refract.kernel.clock import SystemClock
 from refract.kernel.events import LINK_EXCHANGE, EventDecoder, LinkEvent
+from refract.runtime.embedded.packing import unpacked
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.ports import EventBus
 from refract.runtime.tokens import TokenSigner
@@ -195,7 +196,7 @@ class EmbeddedInstance(Instance):
     def _fetch(self, query: str) -> list[Any]:
         connection = sqlite3.connect(self.data.database("links"), timeout=30)
         try:
-            return connection.execute(query).fetchall()
+            return [tuple(map(_as_saved, row)) for row in connection.execute(query)]
         finally:
             connection.close()
 
@@ -355,3 +356,8 @@ async def instance(servers: dict[str, str] | None, tmp_path: Path) -> AsyncItera
     """Links in either mode, for a test that needs nothing special of it."""
     async with started(tmp_path, servers) as instance:
         yield instance
+
+
+def _as_saved(value: Any) -> Any:
+    """A payload as the text that it was; everything else as it is."""
+    return unpacked(value).decode() if isinstance(value, bytes) else value

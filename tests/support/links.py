@@ -39,6 +39,7 @@ from tests.support.caches import OwnKeys
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import Location
 from tests.support.http import Answer, Client, running
+from tests.support.outboxes import OUTBOX
 from tests.support.redis_twins import connected, shared_cache
 from tests.support.worlds import buses_beside
 
@@ -47,7 +48,6 @@ BASE_URL = "https://sho.rt"
 ALICE = Owner("550e8400-e29b-41d4-a716-446655440000", "alice@example.com")
 BOB = Owner("550e8400-e29b-41d4-a716-446655440001", "bob@example.com")
 
-OUTBOX = Statement("outbox", "Reads what was announced.", "SELECT payload FROM outbox ORDER BY id")
 LINKS = Statement("links", "Counts the links.", "SELECT count(*) AS links FROM links")
 
 

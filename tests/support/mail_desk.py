@@ -34,13 +34,13 @@ from refract.services.identity.store import COLUMNS, Users, user_of
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location, administer, open_database
 from tests.support.http import Answer, Client, running
+from tests.support.outboxes import OUTBOX
 from tests.support.redis_twins import connected
 
 BASE_URL = "https://sho.rt"
 PASSWORD = "the password of before"
 NEW_PASSWORD = "the password of after"
 
-OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY id")
 TOKENS = Statement("tokens", "Reads the tokens.", "SELECT * FROM one_time_tokens ORDER BY created_at, token_hash")
 FIND_USER = Statement("find_user", "Reads a user.", f"SELECT {', '.join(COLUMNS)} FROM users WHERE id = :id")
 ADD_FOREIGN = Statement(

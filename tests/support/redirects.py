@@ -21,7 +21,6 @@ from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Cache, Database, RateLimiter
 from refract.runtime.server import HttpServer
 from refract.runtime.service import Foundation, Service
-from refract.runtime.statements import Statement
 from refract.runtime.tokens import TokenVerifier
 from refract.services.gateway.adapters.in_process import InProcess
 from refract.services.gateway.domain.limits import RouteLimits
@@ -39,12 +38,12 @@ from tests.support.clocks import ManualClock
 from tests.support.databases import Location
 from tests.support.http import PATIENCE, Answer, Client, running
 from tests.support.links import ALICE, BASE_URL, SECRET, keep, some_link, token_for
+from tests.support.outboxes import OUTBOX
 from tests.support.redis_twins import PATIENT, connected, shared_cache
 from tests.support.worlds import buses_beside
 from tests.support.worlds import running as tasks_running
 
 SALT = "salt-of-tests"
-OUTBOX = Statement("outbox", "Reads the clicks.", "SELECT event_type, payload FROM outbox ORDER BY id")
 DECODER = EventDecoder(UrlClicked)
 
 _ids = iter(range(1, 1_000_000))

@@ -24,6 +24,7 @@ from refract.services.links.domain.destinations import OwnDomains
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.domain.link import Link, Owner
 from tests.support.clocks import ManualClock
+from tests.support.outboxes import OUTBOX
 
 BASE_URL = "https://short.example"
 ANNA = Owner("6a1f0a52-6f55-4f39-9c8e-2d9d0d5a7f01", "anna@example.com")
@@ -32,7 +33,6 @@ BORIS = Owner("6a1f0a52-6f55-4f39-9c8e-2d9d0d5a7f02", "boris@example.com")
 LINKS = Statement("links", "Reads all links.", "SELECT * FROM links ORDER BY id")
 TAGS = Statement("tags", "Reads all tags.", "SELECT * FROM link_tags ORDER BY link_id, tag")
 KEYS = Statement("keys", "Reads all keys.", "SELECT * FROM idempotency_keys ORDER BY caller, key, part")
-OUTBOX = Statement("outbox", "Reads what was announced.", "SELECT event_type, payload FROM outbox ORDER BY id")
 
 
 class Blocklist:

@@ -22,11 +22,11 @@ from refract.runtime.statements import Statement
 from tests.support.buses import Buses, EmbeddedBuses, RabbitBuses
 from tests.support.clocks import ManualClock
 from tests.support.databases import Location, furnish, open_database
+from tests.support.outboxes import OUTBOX
 
 CREATE_EFFECTS = Statement("create_effects", "Makes the table.", "CREATE TABLE effects (number INTEGER NOT NULL)")
 ADD_EFFECT = Statement("add_effect", "Notes a number.", "INSERT INTO effects (number) VALUES (:number)")
 EFFECTS = Statement("effects", "Reads the numbers.", "SELECT number FROM effects ORDER BY number")
-OUTBOX = Statement("outbox", "Reads the outbox.", "SELECT * FROM outbox ORDER BY id")
 INBOX = Statement("inbox", "Reads the marks.", "SELECT * FROM inbox ORDER BY event_id")
 ATTEMPTS = Statement("attempts", "Reads the attempts.", "SELECT * FROM inbox_attempts")
 

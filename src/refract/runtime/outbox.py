@@ -36,15 +36,18 @@ PRUNE_BATCH = 1000
 REPLAY_BATCH = 1000
 LONGEST_PAUSE = 30.0
 
+_COLUMNS = "id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts"
+# SQLite keeps long ones packed, and unpacks what is named so.
+_COLUMNS_SQLITE = _COLUMNS.replace("payload", 'payload AS "payload [PACKED]"')
 _FRESH = """
-    SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
+    SELECT {columns}
     FROM outbox
     WHERE published_at IS NULL AND attempts = 0
     ORDER BY id
     LIMIT :batch
 """
 _FAILED = """
-    SELECT id, exchange, event_type, payload, message_id, correlation_id, mandatory, attempts
+    SELECT {columns}
     FROM outbox
     WHERE published_at IS NULL AND attempts > 0 AND (next_attempt_at <= :now OR next_attempt_at > :never)
     ORDER BY next_attempt_at
@@ -54,14 +57,14 @@ _FAILED = """
 CLAIM_FRESH = Statement(
     "outbox_claim_fresh",
     "Takes new rows that no other relay holds: by state, never by the last id seen, which loses late commits.",
-    f"{_FRESH} FOR UPDATE SKIP LOCKED",
-    sqlite=_FRESH,
+    f"{_FRESH.format(columns=_COLUMNS)} FOR UPDATE SKIP LOCKED",
+    sqlite=_FRESH.format(columns=_COLUMNS_SQLITE),
 )
 CLAIM_FAILED = Statement(
     "outbox_claim_failed",
     "Takes rows that failed before and are due, or would never be because the clock was set back.",
-    f"{_FAILED} FOR UPDATE SKIP LOCKED",
-    sqlite=_FAILED,
+    f"{_FAILED.format(columns=_COLUMNS)} FOR UPDATE SKIP LOCKED",
+    sqlite=_FAILED.format(columns=_COLUMNS_SQLITE),
 )
 MARK = Statement(
     "outbox_mark",
@@ -264,7 +267,8 @@ def _message(row: Row) -> Message:
     return Message(
         exchange=row["exchange"],
         routing_key=row["event_type"],
-        body=row["payload"].encode(),
+        # What is empty SQLite gives nobody to unpack.
+        body=(row["payload"] or "").encode(),
         message_id=row["message_id"],
         correlation_id=row["correlation_id"],
         mandatory=row["mandatory"],

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from refract.kernel.errors import NotPublished
+from refract.runtime.embedded.packing import packed, unpacked, unpacked_size
 from refract.runtime.messages import Binding, DeadLetter, Message, Queue
 
 SCHEMA = """
@@ -129,10 +130,10 @@ def take(
     """Messages that were given back and then new ones, and a mark of how far the new ones were handed out."""
     taken = [row for wanted in returned for row in connection.execute(_TAKE_ONE, (wanted,))]
     with closing(connection.execute(_TAKE_NEW, (queue, after, limit - len(returned)))) as new:
-        size = sum(len(row[_BODY]) for row in taken)
+        size = sum(unpacked_size(row[_BODY]) for row in taken)
         for row in new:
             taken.append(row)
-            size += len(row[_BODY])
+            size += unpacked_size(row[_BODY])
             if size > BATCH_BYTES:
                 break
     if taken:
@@ -188,8 +189,9 @@ def refusal(message: Message) -> NotPublished | None:
 def row_of(queue: int, message: Message) -> Row:
     """A message as a row; one without an id gets a stable one, as a reader of the wire gives it."""
     message_id = message.message_id or sha256(message.body).hexdigest()
-    return queue, message.exchange, message.routing_key, message.body, message_id, message.correlation_id
+    return queue, message.exchange, message.routing_key, packed(message.body), message_id, message.correlation_id
 
 
 def _message(row: Sequence[Any]) -> Message:
-    return Message(*row)
+    exchange, routing_key, body, *ids = row
+    return Message(exchange, routing_key, unpacked(body), *ids)

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.embedded import sqlite_connections as sqlite
+from refract.runtime.embedded.packing import WORTH_PACKING, packed
 from refract.runtime.embedded.sqlite_connections import ConnectionThreads, Work
 from refract.runtime.embedded.sqlite_log import LogKeeper
 from refract.runtime.messages import Message
@@ -20,6 +21,7 @@ from refract.runtime.transactions import ACQUIRE_TIMEOUT, OUTBOX_COLUMNS, Bell, 
 T = TypeVar("T")
 
 READERS = 2
+_PAYLOAD = OUTBOX_COLUMNS.index("payload")
 WATCH_INTERVAL = 0.5
 """Seconds between two looks for commits of other processes, while somebody waits for announcements."""
 
@@ -199,7 +201,7 @@ def _step(messages: Sequence[Message], work: Work[T], connection: sqlite3.Connec
     if not connection.in_transaction:
         connection.execute("BEGIN IMMEDIATE")
     if messages:
-        sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, outbox_rows(messages))
+        _save(messages, connection)
     return work(connection)
 
 
@@ -212,7 +214,16 @@ def _post(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
         _commit(messages, connection)
     elif messages:
         # Outside of a transaction a statement is one itself.
-        sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, outbox_rows(messages))
+        _save(messages, connection)
+
+
+def _save(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
+    """Write messages to the outbox: short ones as the texts they are, long ones packed."""
+    rows = [list(row) for row in outbox_rows(messages)]
+    for row in rows:
+        if len(row[_PAYLOAD]) >= WORTH_PACKING:
+            row[_PAYLOAD] = packed(row[_PAYLOAD].encode())
+    sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, rows)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

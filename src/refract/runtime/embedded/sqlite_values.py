@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from refract.kernel.errors import Invalid, RefractError, TimedOut, Unavailable, UniqueViolation
+from refract.runtime.embedded.packing import unpacked
 from refract.runtime.transactions import StatementFailed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -78,6 +79,7 @@ def register_types() -> None:
     sqlite3.register_converter("TIMESTAMP", lambda stored: _EPOCH + timedelta(microseconds=int(stored)))
     sqlite3.register_converter("BOOLEAN", lambda stored: stored != b"0")
     sqlite3.register_converter("JSONTEXT", msgspec.json.decode)
+    sqlite3.register_converter("PACKED", lambda stored: unpacked(stored).decode(errors="replace"))
 
 
 def translated(error: Exception, statement: str, connection: sqlite3.Connection) -> Exception:
