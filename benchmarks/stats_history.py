@@ -27,9 +27,11 @@ from refract.services.analytics.commands.expiring import Expiry
 from refract.services.analytics.commands.folding import GRACE, Folding
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, start_of
+from refract.services.analytics.domain.quarters import quarters_of
 from refract.services.analytics.domain.rollups import COLUMNS, Period, row_with
 from refract.services.analytics.settings import AnalyticsSettings
 from refract.services.analytics.store.expiry import make_partition
+from refract.services.analytics.store.folding import QUARTERS
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -40,7 +42,7 @@ WORKERS = 2
 LONG = 3_600.0
 """Seconds that a statement over everything may take."""
 
-_ROLLUP_COLUMNS = (*Period._fields, *COLUMNS)
+_ROLLUP_COLUMNS = (*Period._fields, *COLUMNS, QUARTERS)
 _SETTINGS = AnalyticsSettings()
 
 
@@ -115,11 +117,11 @@ async def _write_day(connection: "Connection", plan: Plan, maker: Maker, day: da
         )
         rows = []
         for code, clicks in hour.by_code.items():
-            rows.append(_row(code, HOUR, hour.start, clicks, whole=is_detailed))
+            rows.append(_row(code, HOUR, hour.start, clicks, is_detailed=is_detailed))
             whole_day.setdefault(code, []).extend(clicks)
         await connection.copy_records_to_table("rollups", columns=_ROLLUP_COLUMNS, records=rows)
     if day < days_until(plan.now):
-        rows = [_row(code, DAY, day, clicks, whole=True) for code, clicks in whole_day.items()]
+        rows = [_row(code, DAY, day, clicks, is_detailed=is_detailed) for code, clicks in whole_day.items()]
         await connection.copy_records_to_table("rollups", columns=_ROLLUP_COLUMNS, records=rows)
     # An index of all at once, and before it is a partition: then nobody waits for it.
     await connection.execute(f"CREATE INDEX ON {table} (short_code, clicked_at, event_id)")
@@ -137,9 +139,11 @@ class _Lines:
             yield "".join(self._lines[place : place + 1_000]).encode()
 
 
-def _row(code: str, span: int, start: datetime, clicks: Sequence[Click], *, whole: bool) -> tuple[Any, ...]:
-    row = row_with(clicks, span, None, whole=whole)
-    return code, span, start, *(row[name] for name in COLUMNS)
+def _row(code: str, span: int, start: datetime, clicks: Sequence[Click], *, is_detailed: bool) -> tuple[Any, ...]:
+    """Hours that are over their time have only their counts; and then days have lost their quarters, too."""
+    row = row_with(clicks, span, None, whole=is_detailed or span == DAY)
+    quarters = quarters_of(clicks) if span == DAY and is_detailed else None
+    return code, span, start, *(row[name] for name in COLUMNS), quarters
 
 
 def hours_from(now: datetime) -> datetime:

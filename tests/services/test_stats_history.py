@@ -14,7 +14,7 @@ from refract.services.analytics.domain.sketches import Sketch
 from refract.services.analytics.domain.tallies import Tally
 from tests.support.clocks import START, ManualClock
 from tests.support.databases import open_database
-from tests.support.periods import FOLDING, ROLLUPS, open_periods
+from tests.support.periods import FOLDING, ROLLUPS, open_periods, quarters_of
 
 SKETCHES = ("visitors", "bot_visitors")
 CODES = ("hot", "warm", "cool", "cold")
@@ -28,6 +28,7 @@ def plain(row: Row) -> dict[str, Any]:
     told = dict(row)
     for name in SKETCHES:
         told[name] = Sketch.decode(row[name]).exact
+    told["quarter_visitors"] = quarters_of(row)
     for name in DIMENSIONS:
         tally = Tally.decode(row[f"by_{name}"])
         told[f"by_{name}"] = tally.people, tally.bots

@@ -17,8 +17,9 @@ from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.commands.keeping import Housekeeping
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
-from refract.services.analytics.domain.parts import unpack_parts
-from refract.services.analytics.domain.periods import HOUR, MONTH, end_of, start_of
+from refract.services.analytics.domain.parts import PARTS, unpack_parts
+from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, start_of
+from refract.services.analytics.domain.quarters import Quarters
 from refract.services.analytics.domain.sketches import Sketch, merge_sketches
 from refract.services.analytics.domain.tallies import Tally
 from refract.services.links.api import UrlClicked
@@ -218,6 +219,19 @@ def people_of(row: Row, dimension: str) -> dict[str, int]:
 def visitors_of(row: Row) -> int:
     """How many visitors a row counts."""
     return Sketch.decode(row["visitors"]).estimate()
+
+
+def quarters_of(row: Row) -> dict[int, set[bytes]] | None:
+    """Who was seen in each quarter of a day, and who with the bots; None where its row does not say."""
+    if row["quarter_visitors"] is None:
+        return None
+    quarters = Quarters(row["quarter_visitors"])
+    seen = {
+        (quarter, bots): merge_sketches(quarters.between(quarter, quarter + 1, bots=bots)).exact
+        for quarter in range(PARTS[DAY])
+        for bots in (False, True)
+    }
+    return {2 * quarter + bots: visitors for (quarter, bots), visitors in seen.items() if visitors}
 
 
 KEPT = {

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from refract.kernel.clock import Clock
 from refract.runtime.ports import Database, Reads
+from refract.runtime.statements import Statement
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, SPANS, Watermarks, end_of, start_of
-from refract.services.analytics.store.expiry import EXPIRE, FIRST_MARK, FORGET_DETAILS, READ_PAGE
+from refract.services.analytics.store.expiry import EXPIRE, FIRST_MARK, FORGET_DETAILS, FORGET_QUARTERS, READ_PAGE
 from refract.services.analytics.store.folding import FIRST_ROW, LIFT_FOLDED
 from refract.services.analytics.store.periods import BE_BRIEF, TAKE_PERIODS
 from refract.services.analytics.store.turns import Overtaken, Turn
@@ -89,18 +90,25 @@ class Expiry:
         begin = start_of(expired - timedelta(microseconds=1), UNIT[span])
         if self._cleared.get(span, begin) >= expired:
             return 0
+        cleared = await self._forget(FORGET_DETAILS, span, begin, expired)
+        if span == HOUR:  # nobody asks for a part of these days any more
+            await self._forget(FORGET_QUARTERS, DAY, begin, expired)
+        self._cleared[span] = expired
+        return cleared
+
+    async def _forget(self, statement: Statement, span: int, begin: datetime, end: datetime) -> int:
+        """Page by page; returns how many rows had something to forget."""
         cleared = 0
         at, code = begin, ""
         while True:
             scope = {"span": span, "at": at, "code": code}
-            page = await self._database.fetch(READ_PAGE, end=expired, page=PAGE, **scope)
+            page = await self._database.fetch(READ_PAGE, end=end, page=PAGE, **scope)
             if page:
                 last = page[-1]
                 async with self._database.transaction() as tx:
                     cleared += await tx.execute(
-                        FORGET_DETAILS, last_at=last["starts_at"], last_code=last["short_code"], **scope
+                        statement, last_at=last["starts_at"], last_code=last["short_code"], **scope
                     )
                 at, code = last["starts_at"], last["short_code"]
             if len(page) < PAGE:
-                self._cleared[span] = expired
                 return cleared

@@ -14,14 +14,17 @@ from refract.kernel.errors import TimedOut
 from refract.runtime.ports import Database, Row
 from refract.services.analytics.domain.parts import NO_CLICKS, PART_MINUTES, PARTS, Pair, pack_entries, part_entries
 from refract.services.analytics.domain.periods import DAY, HOUR, end_of
+from refract.services.analytics.domain.quarters import MOST_CLICKS, pack_quarters, place_of
 from refract.services.analytics.domain.sketches import merge_sketches
 from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally, merge_tallies
 from refract.services.analytics.store.folding import (
     COUNT_VALUES,
     DETAILS,
+    QUARTERS,
     READ_COUNTS,
     READ_DETAIL,
     READ_DETAILS,
+    READ_VISITORS,
     SKETCHES,
 )
 
@@ -38,6 +41,9 @@ BREATH = 32 * 1024
 
 ROW_BYTES = 60
 """As if each row had so many more: the smallest takes its time, too."""
+
+CLICKS_AT_ONCE = 1_000
+"""After so many that are put to their quarters others may run, too."""
 
 Piece = tuple[datetime, bytes]
 """A column of the row that begins then."""
@@ -110,6 +116,8 @@ class Merging:
                 pieces = [(row["starts_at"], row[column]) for row in details if row[column] is not None]
                 if pieces and code in rows:
                     rows[code][column] = await self._merged(column, links[code], pieces)
+        if span == DAY:
+            await self._add_quarters(begin, rows)
         corrections = [one for link in links.values() for one in link.corrections]
         # In the order in which writers of clicks lock hours, whatever the column.
         return Merged(list(rows.values()), sorted(corrections, key=_ROW_OF))
@@ -124,13 +132,35 @@ class Merging:
                 return exact.encode()
         if len(pieces) == 1:
             return pieces[0][1]
-        await self._breathe(pieces)
+        await self._breathe(sum(len(stored) + ROW_BYTES for _, stored in pieces))
         stored = [piece for _, piece in pieces]
         if column in SKETCHES:
             return merge_sketches(stored).encode()
         tally = merge_tallies(stored)
         tally.cap(MOST_IN_LONGER)
         return tally.encode()
+
+    async def _add_quarters(self, begin: datetime, rows: Mapping[str, dict[str, Any]]) -> None:
+        """Say who was seen in which quarter of a day, as far as the clicks are still there and not too many."""
+        codes = [code for code, row in rows.items() if row["clicks"] <= MOST_CLICKS]
+        if not codes or begin <= self._clock.now() - self._kept:
+            return
+        scope = {"codes": codes, "begin": begin, "end": end_of(begin, DAY)}
+        try:
+            clicks = await self._database.fetch(READ_VISITORS, **scope)
+        except TimedOut:
+            log.warning("quarters not told", extra={"day": begin.isoformat(), "links": len(codes)})
+            return
+        seen: dict[str, dict[int, set[bytes]]] = {code: {} for code in codes}
+        for number, click in enumerate(clicks):
+            place = place_of(click["clicked_at"], bot=click["bot"])
+            seen[click["short_code"]].setdefault(place, set()).add(click["visitor"])
+            if number % CLICKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        for code, visitors in seen.items():
+            if visitors:
+                rows[code][QUARTERS] = packed = pack_quarters(visitors)
+                await self._breathe(len(packed))
 
     async def _correct_hours(self, column: str, link: _Link, overflowed: Sequence[datetime]) -> None:
         for hour in overflowed:
@@ -156,9 +186,9 @@ class Merging:
         tally.cap(most)
         return tally
 
-    async def _breathe(self, pieces: Sequence[Piece]) -> None:
+    async def _breathe(self, size: int) -> None:
         """Let others run every now and then: tens of thousands of rows are put together in one go."""
-        self._bytes += sum(len(stored) + ROW_BYTES for _, stored in pieces)
+        self._bytes += size
         if self._bytes >= BREATH:
             self._bytes = 0
             await asyncio.sleep(0)
@@ -177,7 +207,7 @@ def _counted(code: str, span: int, begin: datetime, counts: Sequence[Row]) -> di
         "clicks": sum(row["clicks"] for row in counts),
         "bot_clicks": sum(row["bot_clicks"] for row in counts),
         "parts": pack_entries(_quarters(counts) if span == DAY else _days(counts), PARTS[span]),
-        **dict.fromkeys(DETAILS),
+        **dict.fromkeys((*DETAILS, QUARTERS)),
     }
 
 

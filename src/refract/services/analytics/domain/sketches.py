@@ -19,19 +19,19 @@ MOST_EXACT = 2_048
 MOST_COUNTED = 50_000
 """So many are put side by side to be counted: some milliseconds, as many as registers would take."""
 
-_HASH = 6
+HASH = 6
 _FEW = 4
 """So many visitors are looked for one by one in a list, which is not taken apart for them."""
 
-_AT_ONCE = 4 * _HASH * MOST_EXACT
+_AT_ONCE = 4 * HASH * MOST_EXACT
 """Bytes of lists that become one set at most: if it is too large to be kept, those that follow only raise registers."""
 
 _INDEX_BITS = 15
 _REGISTERS = 1 << _INDEX_BITS
-_HIGHEST = 8 * _HASH - _INDEX_BITS + 1
+_HIGHEST = 8 * HASH - _INDEX_BITS + 1
 
 _LISTED, _DENSE = b"\x01", 2
-_SIXTY_FOUR = struct.Struct(f"{_HASH}s" * 64)
+_SIXTY_FOUR = struct.Struct(f"{HASH}s" * 64)
 _INDEX_AND_REST = struct.Struct(">HI")
 """A hash in two numbers: its first 16 bits, all but the last of which are the index, and the others."""
 _BLOCK = 256
@@ -87,7 +87,7 @@ class Sketch:
 
     def add_many(self, visitors: Iterable[bytes]) -> None:
         """Count these too, each once however often it comes."""
-        self._take(_hashed(visitors))
+        self._take(hash_visitors(visitors))
 
     def merge(self, other: "Sketch") -> None:
         """Count all whom the other one has counted."""
@@ -129,18 +129,18 @@ class Sketch:
 
 def stored_with(stored: bytes | None, visitors: Collection[bytes]) -> bytes | None:
     """A stored sketch with some visitors more; None where it stays as it is."""
-    if stored is None or len(visitors) > _FEW or not _is_exact(stored) or len(stored) > _HASH * (MOST_EXACT - _FEW):
+    if stored is None or len(visitors) > _FEW or not _is_exact(stored) or len(stored) > HASH * (MOST_EXACT - _FEW):
         sketch = Sketch.decode(stored)
         sketch.add_many(visitors)
         return sketch.encode()
-    more = b"".join(hashed for hashed in _hashed(visitors) if not _lists(stored, hashed))
+    more = b"".join(hashed for hashed in hash_visitors(visitors) if not _lists(stored, hashed))
     return stored + more if more else None
 
 
 def _lists(stored: bytes, hashed: bytes) -> bool:
     """Whether a hash is in a list: looked for among the bytes, and only where one begins."""
     place = stored.find(hashed, 1)
-    while place > 0 and place % _HASH != 1:
+    while place > 0 and place % HASH != 1:
         place = stored.find(hashed, place + 1)
     return place > 0
 
@@ -148,14 +148,14 @@ def _lists(stored: bytes, hashed: bytes) -> bool:
 def count_stored(stored: bytes | None) -> int:
     """How many visitors a sketch has counted, as it was stored."""
     if stored is not None and _is_exact(stored):
-        return len(stored) // _HASH
+        return len(stored) // HASH
     return Sketch.decode(stored).estimate()
 
 
 def count_together(stored: Iterable[bytes | None]) -> int:
     """How many visitors these have counted, each once; one by one where that is possible, as nothing of it is kept."""
     some = [one for one in stored if one is not None]
-    if sum(map(len, some)) > _HASH * MOST_COUNTED or not all(map(_is_exact, some)):
+    if sum(map(len, some)) > HASH * MOST_COUNTED or not all(map(_is_exact, some)):
         return merge_sketches(some).estimate()
     return len(_hashes(memoryview(b"".join([one[1:] for one in some]))))
 
@@ -165,9 +165,9 @@ def list_together(stored: Sequence[bytes], visitors: Collection[bytes], most: in
 
     None where they are not listed, or might be more than so many.
     """
-    if sum(map(len, stored)) // _HASH + len(visitors) > most or not all(map(_is_exact, stored)):
+    if sum(map(len, stored)) // HASH + len(visitors) > most or not all(map(_is_exact, stored)):
         return None
-    hashes = _hashes(memoryview(b"".join([one[1:] for one in stored]))) | _hashed(visitors)
+    hashes = _hashes(memoryview(b"".join([one[1:] for one in stored]))) | hash_visitors(visitors)
     return _LISTED + b"".join(hashes) if hashes else b""
 
 
@@ -194,15 +194,21 @@ def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:
 
 def _is_exact(stored: bytes) -> bool:
     """Whether it lists its visitors; raises ValueError for what is no sketch at all."""
-    if stored[:1] == _LISTED and len(stored) % _HASH == 1 and len(stored) > 1:
+    if stored[:1] == _LISTED and len(stored) % HASH == 1 and len(stored) > 1:
         return True
     if stored[:1] == b"\x02":
         return False
     raise ValueError("not a sketch of visitors")
 
 
-def _hashed(visitors: Iterable[bytes]) -> set[bytes]:
-    return {blake2b(visitor, digest_size=_HASH).digest() for visitor in set(visitors)}
+def hash_visitors(visitors: Iterable[bytes]) -> set[bytes]:
+    """What is kept of visitors: HASH bytes of each."""
+    return {blake2b(visitor, digest_size=HASH).digest() for visitor in set(visitors)}
+
+
+def list_of(hashes: bytes) -> bytes:
+    """Hashes one after the other as a list: a sketch, if nobody is named twice in it and they are not too many."""
+    return _LISTED + hashes
 
 
 def _hashes(listed: memoryview) -> set[bytes]:
@@ -212,15 +218,15 @@ def _hashes(listed: memoryview) -> set[bytes]:
     for some in _SIXTY_FOUR.iter_unpack(listed[:end]):
         hashes.update(some)
     rest = bytes(listed[end:])
-    hashes.update([rest[place : place + _HASH] for place in range(0, len(rest), _HASH)])
+    hashes.update([rest[place : place + HASH] for place in range(0, len(rest), HASH)])
     return hashes
 
 
 def _raise(registers: bytearray, hashes: bytes | memoryview) -> None:
     """Count visitors: block by block, and the last ones by themselves."""
-    end = len(hashes) - len(hashes) % (_HASH * _BLOCK)
-    for start in range(0, end, _HASH * _BLOCK):
-        for index, rank in _ranked(bytes(hashes[start : start + _HASH * _BLOCK])):
+    end = len(hashes) - len(hashes) % (HASH * _BLOCK)
+    for start in range(0, end, HASH * _BLOCK):
+        for index, rank in _ranked(bytes(hashes[start : start + HASH * _BLOCK])):
             if registers[index] < rank:  # noqa: PLR1730  # max() costs as much as all the rest
                 registers[index] = rank
     for first, rest in _INDEX_AND_REST.iter_unpack(hashes[end:]):
@@ -233,11 +239,11 @@ def _ranked(block: bytes) -> Iterable[tuple[int, int]]:
     """The register and the rank of each hash in a block, in any order. Computed of all at once, as long integers, they
     take half of the time."""
     pairs = bytearray(2 * _BLOCK)
-    pairs[0::2], pairs[1::2] = block[0::_HASH], block[1::_HASH]
-    ranks = bytearray(block[2::_HASH].translate(_RANKS))
+    pairs[0::2], pairs[1::2] = block[0::HASH], block[1::HASH]
+    ranks = bytearray(block[2::HASH].translate(_RANKS))
     place = ranks.find(0)
     while place >= 0:
-        rest = block[_HASH * place + 2 : _HASH * (place + 1)]
+        rest = block[HASH * place + 2 : HASH * (place + 1)]
         ranks[place] = _HIGHEST - int.from_bytes(rest, "big").bit_length()
         place = ranks.find(0, place + 1)
     # A hash whose sixteenth bit is set has rank 1, whatever follows.

@@ -7,7 +7,9 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import lru_cache
+from typing import NamedTuple
 
+from refract.services.analytics.domain.parts import PART_MINUTES
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
 
 HOUR_MINUTES = 60
@@ -57,6 +59,8 @@ class Wanted:
     hours: list[Stretch] = field(default_factory=list)
     days: list[int] = field(default_factory=list)
     months: list[int] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
+    """Days of which only some quarters are wanted."""
 
     def add_hours(self, start: int, end: int) -> None:
         """Read those of one more stretch, too."""
@@ -68,15 +72,30 @@ class Wanted:
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to read."""
-        return not (self.hours or self.days or self.months)
+        return not (self.hours or self.days or self.months or self.cut)
+
+
+class Piece(NamedTuple):
+    """A part of a day, from a minute up to another one, and the bucket that it belongs to."""
+
+    bucket: int
+    start: int
+    end: int
 
 
 @dataclass(slots=True)
 class Cover:
-    """Whole rows that make up stretches, each of which is a bucket of its own, and begins and ends with an hour."""
+    """Rows that make up stretches, each of which is a bucket of its own.
+
+    Stretches begin and end with an hour; `by_quarters` those in folded days with a quarter of one, and such a day is
+    told by its quarters.
+    """
 
     folded: Folded
+    by_quarters: bool = False
     wanted: Wanted = field(default_factory=Wanted)
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    """What is wanted of a day that is cut, by its first minute."""
     _longer: dict[RowKey, int] = field(default_factory=dict)
     """Days and months, with their buckets."""
     _firsts: list[int] = field(default_factory=list)
@@ -99,10 +118,25 @@ class Cover:
                 self._longer[DAY, start] = bucket
                 start = day_end
                 continue
-            self._add_hours(bucket, start, min(day_end, end))
+            if self.by_quarters and self.folded.has_day(day_end - DAY_MINUTES):
+                self._add_piece(Piece(bucket, start, min(day_end, end)))
+            else:
+                self._add_hours(bucket, start, min(day_end, end))
             start = day_end
         if start < end:
             self._add_hours(bucket, start, end)
+
+    def unit(self, minute: int) -> int:
+        """How many minutes are the least that can be covered of the day that a minute lies in."""
+        known = self.by_quarters and self.folded.has_day(minute - minute % DAY_MINUTES)
+        return PART_MINUTES[DAY] if known else HOUR_MINUTES
+
+    def _add_piece(self, piece: Piece) -> None:
+        day = piece.start - piece.start % DAY_MINUTES
+        if day not in self.pieces:
+            self.pieces[day] = []
+            self.wanted.cut.append(day)
+        self.pieces[day].append(piece)
 
     def _add_hours(self, bucket: int, start: int, end: int) -> None:
         if self._buckets and self._buckets[-1] == bucket:

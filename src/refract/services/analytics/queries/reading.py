@@ -3,16 +3,25 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, minute_of, moment_of, start_of
+from refract.services.analytics.domain.parts import PART_MINUTES
+from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, minute_of, moment_of
+from refract.services.analytics.domain.quarters import Quarters
 from refract.services.analytics.domain.tallies import Tally, add_counts
 from refract.services.analytics.queries import statements
 from refract.services.analytics.queries.counting import Sweep
-from refract.services.analytics.queries.covering import DAY_MINUTES, HOUR_MINUTES, Cover, Wanted, month_around
+from refract.services.analytics.queries.covering import (
+    DAY_MINUTES,
+    HOUR_MINUTES,
+    Cover,
+    Piece,
+    Wanted,
+    month_around,
+)
 from refract.services.analytics.queries.edges import Asking, count_edges, edge_parameters, edge_visitors
 from refract.services.analytics.queries.links import Counts, KnownLink
 from refract.services.analytics.queries.moments import Edge, Moments, add_edge
@@ -21,8 +30,11 @@ from refract.services.analytics.queries.remembering import Versions
 BREATH = 256 * 1024
 """After so many bytes of tallies others may run: two milliseconds or so."""
 
+BY_QUARTERS = 2
+"""Whoever came in two quarters is named twice, as if by two sketches."""
+
 _MICROSECOND = timedelta(microseconds=1)
-_HOUR = timedelta(hours=1)
+_MINUTE = timedelta(minutes=1)
 _MINUTE_MICROSECONDS = 60_000_000
 
 
@@ -100,19 +112,37 @@ class Reader:
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> list[Seen]:
         """The visitors of each settled stretch; with the bots among them, if they are wanted."""
-        cover, edges = _cover(link, stretches)
-        statement = statements.read_visitors(statements.EVERYBODY if bots else statements.PEOPLE)
+        seen = [Seen() for _ in stretches]
+        cut = await self._see(link, _cover(link, stretches, by_quarters=True), seen, bots=bots)
+        if cut:  # days that have no quarters; what is left of them is told by their hours
+            pieces = [Range(moment_of(piece.start), moment_of(piece.end)) for piece in cut]
+            await self._see(link, _cover(link, pieces), [seen[piece.bucket] for piece in cut], bots=bots)
+        return seen
+
+    async def _see(
+        self, link: KnownLink, covered: tuple[Cover, Sequence[Edge]], seen: Sequence[Seen], *, bots: bool
+    ) -> list[Piece]:
+        """Add who was seen in some rows and edges; returns what of days is not known by their quarters."""
+        cover, edges = covered
+        columns = statements.EVERYBODY if bots else statements.PEOPLE
         rows, clicked = await asyncio.gather(
-            self._rows(link, cover.wanted, statement),
+            self._rows(link, cover.wanted, statements.read_visitors(columns, cut=bool(cover.wanted.cut))),
             self._edges(link, edges, edge_visitors),
         )
-        seen = [Seen() for _ in stretches]
+        unknown: list[Piece] = []
         for row in rows:
-            seen[cover.bucket((row["span"], minute_of(row["starts_at"])))].add(row["seen"], row["sketches"])
+            start = minute_of(row["starts_at"])
+            if row["sketches"]:
+                seen[cover.bucket((row["span"], start))].add(row["seen"], row["sketches"])
+            elif row["seen"] is None:
+                unknown += cover.pieces[start]
+            else:
+                _add_quarters(Quarters(row["seen"]), cover.pieces[start], seen, bots=bots)
         for bucket, row in clicked:
             if bots or not row["bot"]:
                 seen[bucket].visitors.update(_cut(row["visitors"], row["length"]))
-        return seen
+        # In the order of time, as stretches are covered.
+        return sorted(unknown, key=_start_of)
 
     async def versions(self, link: KnownLink, span: Range) -> Versions:
         """The clicks of the rows that a range lies in: while these stay, so does everything that can be said of it."""
@@ -146,6 +176,7 @@ class Reader:
     async def _rows(self, link: KnownLink, wanted: Wanted, statement: Statement) -> list[Row]:
         if wanted.is_nothing:
             return []
+        cut = {"cut": list(map(moment_of, wanted.cut))} if wanted.cut else {}
         return await self._database.fetch(
             statement,
             short_code=link.short_code,
@@ -153,6 +184,7 @@ class Reader:
             lasts=[end * _MINUTE_MICROSECONDS for _, end in wanted.hours],
             days=list(map(moment_of, wanted.days)),
             months=list(map(moment_of, wanted.months)),
+            **cut,
         )
 
     async def _edges(self, link: KnownLink, edges: Sequence[Edge], asking: Asking) -> list[tuple[int, Row]]:
@@ -163,22 +195,41 @@ class Reader:
         return [(edges[row["number"] - 1][0], row) for row in rows]
 
 
-def _cover(link: KnownLink, stretches: Sequence[Range]) -> tuple[Cover, list[Edge]]:
+def _cover(link: KnownLink, stretches: Sequence[Range], *, by_quarters: bool = False) -> tuple[Cover, list[Edge]]:
     """Rows and edges of settled stretches: their edges lie in hours that still know everything, or beside rows."""
-    cover = Cover(link.folded)
+    cover = Cover(link.folded, by_quarters)
     edges: list[Edge] = []
     for bucket, stretch in enumerate(stretches):
         needed = link.needed(Range(max(stretch.start, link.months_from), stretch.end))
         if needed is None:
             continue
-        first, last = start_of(needed.start + _HOUR - _MICROSECOND, HOUR), start_of(needed.end, HOUR)
+        first = -(-_minutes_up(needed.start) // (unit := cover.unit(minute_of(needed.start)))) * unit
+        end = minute_of(needed.end)
+        last = end - end % cover.unit(minute_of(needed.end - _MICROSECOND))
         if first <= last:
-            add_edge(edges, bucket, needed.start, first)
-            add_edge(edges, bucket, last, needed.end)
-            cover.add(bucket, minute_of(first), minute_of(last))
+            add_edge(edges, bucket, needed.start, moment_of(first))
+            add_edge(edges, bucket, moment_of(last), needed.end)
+            cover.add(bucket, first, last)
         else:
             add_edge(edges, bucket, needed.start, needed.end)
     return cover, edges
+
+
+def _minutes_up(moment: datetime) -> int:
+    """The first whole minute that is not before a moment."""
+    return minute_of(moment + _MINUTE - _MICROSECOND)
+
+
+def _start_of(piece: Piece) -> int:
+    return piece.start
+
+
+def _add_quarters(quarters: Quarters, pieces: Sequence[Piece], seen: Sequence[Seen], *, bots: bool) -> None:
+    length = PART_MINUTES[DAY]
+    for piece in pieces:
+        first, end = piece.start % DAY_MINUTES, piece.start % DAY_MINUTES + piece.end - piece.start
+        for some in quarters.between(first // length, end // length, bots=bots):
+            seen[piece.bucket].add(some, BY_QUARTERS)
 
 
 def _cut(names: bytes, length: int) -> list[bytes]:

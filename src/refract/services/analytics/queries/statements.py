@@ -49,7 +49,7 @@ def read_rows(columns: Sequence[str]) -> Statement:
         "read_rows",
         "Reads rows of a link by span and beginning.",
         f"SELECT span, starts_at, {names} FROM {_STRETCHES} "  # noqa: S608  # names, not values
-        f"UNION ALL {_of_each_span(names, 'starts_at = ANY(:{list})', _LONGER)}",
+        f"UNION ALL {_of_each_span(names, _IS_ANY, _LONGER)}",
         sqlite=f"SELECT span, starts_at, {names} FROM {_STRETCHES_SQLITE} "  # noqa: S608
         f"UNION ALL {_of_each_span(names, _IN_LIST, _LONGER)}",
         steady=True,
@@ -57,8 +57,10 @@ def read_rows(columns: Sequence[str]) -> Statement:
 
 
 @cache
-def read_visitors(columns: Sequence[str]) -> Statement:
-    """Reads who was seen in such rows, by the sketches in some columns.
+def read_visitors(columns: Sequence[str], *, cut: bool) -> Statement:
+    """Reads who was seen in such rows, by the sketches in some columns; and of days that are `cut` by their quarters.
+
+    These are made of no `sketches`, and NULL where the day does not know them.
 
     The lists of a stretch of hours come as one, made of so many `sketches`, and may name somebody twice: to send each
     by itself costs more than what is in it. SQLite, which sends nothing, gives them one by one.
@@ -66,8 +68,8 @@ def read_visitors(columns: Sequence[str]) -> Statement:
     return Statement(
         "read_visitors",
         "Reads the sketches of a link's visitors by span and beginning.",
-        _of_each_column(columns, _LISTS, "starts_at = ANY(:{list})"),
-        sqlite=_of_each_column(columns, _LISTS_SQLITE, _IN_LIST),
+        _of_each_column(columns, _LISTS, _IS_ANY) + (_of_quarters(_IS_ANY) if cut else ""),
+        sqlite=_of_each_column(columns, _LISTS_SQLITE, _IN_LIST) + (_of_quarters(_IN_LIST) if cut else ""),
         steady=True,
     )
 
@@ -86,6 +88,7 @@ _STRETCHES_SQLITE = (
     "json_each(:firsts) AS stretch CROSS JOIN rollups ON short_code = :short_code AND span = 1 "
     "AND starts_at >= stretch.value AND starts_at < json_extract(:lasts, '$[' || stretch.key || ']')"
 )
+_IS_ANY = "starts_at = ANY(:{list})"
 _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
 
 _SKETCH = "1 AS sketches, {column} AS seen"
@@ -105,6 +108,10 @@ _LISTS_SQLITE = f"SELECT span, starts_at, {_SKETCH} FROM {_STRETCHES_SQLITE} {_K
 def _of_each_column(columns: Sequence[str], hours: str, condition: str) -> str:
     longer = _of_each_span(_SKETCH, f"{condition} {_KNOWN}", _LONGER)
     return " UNION ALL ".join(f"{hours} UNION ALL {longer}".format(column=column) for column in columns)
+
+
+def _of_quarters(condition: str) -> str:
+    return f" UNION ALL {_of_span('0 AS sketches, quarter_visitors AS seen', 2, condition.replace('{list}', 'cut'))}"
 
 
 @cache

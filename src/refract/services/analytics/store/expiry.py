@@ -1,7 +1,9 @@
 """Statements of expiry: what may still be needed, what is forgotten, and which clicks are over their time."""
 
+from collections.abc import Sequence
+
 from refract.runtime.statements import Statement
-from refract.services.analytics.store.folding import DETAILS
+from refract.services.analytics.store.folding import DETAILS, QUARTERS
 
 FIRST_MARK = Statement(
     "first_mark",
@@ -25,25 +27,35 @@ READ_PAGE = Statement(
     """,
 )
 
-_FORGET = ", ".join(f"{column} = NULL" for column in DETAILS)
-_KEPT = " OR ".join(f"{column} IS NOT NULL" for column in DETAILS)
-_PAGE = f"""
+_PAGE = """
     span = :span AND starts_at >= :at AND starts_at <= :last_at
-    AND (starts_at, short_code) > (:at, :code) AND (starts_at, short_code) <= (:last_at, :last_code) AND ({_KEPT})
+    AND (starts_at, short_code) > (:at, :code) AND (starts_at, short_code) <= (:last_at, :last_code)
 """
 
-FORGET_DETAILS = Statement(
-    "forget_details",
-    "Takes the details from a page of rows; their counts stay.",
-    # Locked in the order of the codes, as writers of clicks do.
-    f"""
-    WITH held AS (
-        SELECT short_code, starts_at FROM rollups WHERE {_PAGE} ORDER BY short_code, starts_at FOR UPDATE
+
+def _forget(name: str, sentence: str, columns: Sequence[str]) -> Statement:
+    """A statement that takes columns from a page of rows."""
+    nothing = ", ".join(f"{column} = NULL" for column in columns)
+    page = f"{_PAGE} AND ({' OR '.join(f'{column} IS NOT NULL' for column in columns)})"
+    return Statement(
+        name,
+        sentence,
+        # Locked in the order of the codes, as writers of clicks do.
+        f"""
+        WITH held AS (
+            SELECT short_code, starts_at FROM rollups WHERE {page} ORDER BY short_code, starts_at FOR UPDATE
+        )
+        UPDATE rollups SET {nothing} FROM held
+        WHERE rollups.short_code = held.short_code AND rollups.span = :span AND rollups.starts_at = held.starts_at
+        """,  # noqa: S608  # names, not values
+        sqlite=f"UPDATE rollups SET {nothing} WHERE {page}",  # noqa: S608
     )
-    UPDATE rollups SET {_FORGET} FROM held
-    WHERE rollups.short_code = held.short_code AND rollups.span = :span AND rollups.starts_at = held.starts_at
-    """,  # noqa: S608  # names, not values
-    sqlite=f"UPDATE rollups SET {_FORGET} WHERE {_PAGE}",  # noqa: S608
+
+
+FORGET_DETAILS = _forget("forget_details", "Takes the details from a page of rows; their counts stay.", DETAILS)
+
+FORGET_QUARTERS = _forget(
+    "forget_quarters", "Takes from a page of days who was seen in which of their quarters.", (QUARTERS,)
 )
 
 PARTITIONS = Statement(

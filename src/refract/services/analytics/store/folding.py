@@ -8,6 +8,9 @@ SKETCHES = ("visitors", "bot_visitors")
 DETAILS = (*SKETCHES, *TALLIES)
 """The columns of a rollup that expire."""
 
+QUARTERS = "quarter_visitors"
+"""Of days alone. It is of no use when the hours of its day have expired, and goes with these."""
+
 
 def _among_codes(name: str, sentence: str, sql: str) -> Statement:
     """A statement about a list of codes, which stands as AMONG in its text."""
@@ -165,7 +168,16 @@ READ_DETAIL = {
     for column in DETAILS
 }
 
-_COLUMNS = ("short_code", "span", "starts_at", "clicks", "bot_clicks", "parts", *DETAILS)
+READ_VISITORS = _among_codes(
+    "read_who_clicked",
+    "Who clicked on some links in a period, and when.",
+    """
+    SELECT short_code, clicked_at, bot, visitor FROM clicks
+    WHERE short_code AMONG AND clicked_at >= :begin AND clicked_at < :end
+    """,
+)
+
+_COLUMNS = ("short_code", "span", "starts_at", "clicks", "bot_clicks", "parts", *DETAILS, QUARTERS)
 
 # Whole, and never an increment: whoever folds twice writes the same row twice.
 WRITE_ROW = Statement(
