@@ -93,7 +93,7 @@ async def test_answers_stay_right_while_clicks_come_late_and_periods_are_folded(
 
 
 @pytest.mark.parametrize("zone", ZONES)
-async def test_the_second_look_reads_no_more_than_the_last_hour(periods: PeriodsWorld, zone: str) -> None:
+async def test_the_third_look_reads_no_more_than_the_last_hour(periods: PeriodsWorld, zone: str) -> None:
     chance = random.Random(9)
     moments = [START - timedelta(minutes=11 * number) for number in range(1_000)]
     await periods.count(*[made(chance, moment) for moment in moments])
@@ -101,7 +101,7 @@ async def test_the_second_look_reads_no_more_than_the_last_hour(periods: Periods
     reader = Watched(periods.database)
     queries = OwnerQueries(reader, Merging(reader))
     request = RangeRequest.read(START, start="2026-02-20", tz=zone)
-    for _ in range(2):
+    for _ in range(3):
         reader.details = 0
         await queries.visitors("owner", "abc", request, bots=False)
         await queries.breakdown("owner", "abc", request, "country", limit=9, bots=False)
@@ -151,10 +151,10 @@ async def test_values_that_did_not_fit_are_remembered_until_they_are_counted_aga
         shown = await queries.breakdown("owner", "abc", request, "city", limit=9, bots=False)
         return reader.details, {one.value: one.clicks for one in shown.values}
 
-    looks = [await look() for _ in range(3)]
-    assert [details for details, _ in looks] == [looks[0][0], 1, 1], "the row of this hour"
+    looks = [await look() for _ in range(4)]
+    assert [details for details, _ in looks] == [looks[0][0], looks[0][0], 1, 1], "the row of this hour"
     assert len(looks[0][1]) < len(cities)
-    assert looks[0][1] == looks[1][1] == looks[2][1]
+    assert looks[0][1] == looks[1][1] == looks[2][1] == looks[3][1]
     await periods.house().keep_house()
     assert (await look())[1] == cities | {"city 0": 10}
 
@@ -231,8 +231,9 @@ async def test_today_is_added_to_in_little_time(periods: PeriodsWorld) -> None:
     queries = OwnerQueries(Reader(periods.database), remembering)
     for zone in ("UTC", "Asia/Kolkata"):
         request = RangeRequest.read(START, start="2026-02-28", tz=zone)
-        seen = await queries.visitors("owner", "abc", request, bots=False)
-        assert seen.visitors == pytest.approx(5_250, rel=0.02)
+        seen, again = [await queries.visitors("owner", "abc", request, bots=False) for _ in range(2)]
+        assert seen.visitors == again.visitors == pytest.approx(5_250, rel=0.02)
+        assert again.points[-1].visitors == pytest.approx(seen.points[-1].visitors, rel=0.02)
         assert seen.visitors >= max(point.visitors for point in seen.points)
     pasts = [past for past, _ in remembering._pasts._values.values()]
     assert len(pasts) == 2
@@ -246,6 +247,66 @@ async def test_a_link_with_few_clicks_is_not_looked_up(periods: PeriodsWorld, mo
     monkeypatch.setattr(reader, "versions", None)
     request = RangeRequest.read(START, start="2026-02-20")
     assert (await OwnerQueries(reader).visitors("owner", "abc", request, bots=False)).visitors == 1
+
+
+async def test_what_is_asked_once_is_not_remembered(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what is asked again after many others: nobody comes back for it."""
+    monkeypatch.setattr(merging, "LATELY", 3)
+    for code in ("abc", "def", "ghi"):
+        await periods.count(*[a_click(START - timedelta(hours=number), code) for number in range(9)])
+    remembering = Merging(Reader(periods.database))
+    queries = OwnerQueries(Reader(periods.database), remembering)
+    request = RangeRequest.read(START, start="2026-02-20")
+
+    async def look(*codes: str) -> tuple[int, int]:
+        for code in codes:
+            await queries.visitors("owner", code, request, bots=False)
+            await queries.breakdown("owner", code, request, "city", limit=9, bots=False)
+        return len(remembering._pasts._values), len(remembering._rankings._values)
+
+    assert await look("abc", "def", "ghi", "abc") == (0, 0)
+    assert await look("abc") == (1, 1)
+
+
+FEBRUARY_DAYS = Statement(
+    "february_days", "All days of February.", "SELECT starts_at, visitors FROM rollups WHERE span = 2"
+)
+SET_VISITORS = Statement(
+    "set_visitors", "Puts a list.", "UPDATE rollups SET visitors = :visitors WHERE span = 2 AND starts_at = :starts_at"
+)
+
+
+@pytest.mark.parametrize("crowd", [3, 3_000])
+async def test_a_month_tells_who_came_on_its_days(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, crowd: int
+) -> None:
+    """And these only how many: what their lists say is not read. One of them has no list."""
+    february = datetime(2026, 2, 1, tzinfo=UTC)
+    days = [february + timedelta(days=number) for number in range(-1, 28)]
+    for number, day in enumerate(days):
+        await periods.count(
+            *(a_click(day, visitor=visitor) for visitor in range(number, number + 5)),
+            a_click(day + timedelta(hours=4), visitor=7, bot=True),
+        )
+    bot_alone = datetime(2026, 3, 1, 1, tzinfo=UTC)
+    await periods.count(a_click(bot_alone, bot=True), *(a_click(days[9], visitor=one) for one in range(crowd)))
+    await periods.house().keep_house()
+    queries = OwnerQueries(Reader(periods.database))
+    request = RangeRequest.read(START, start="2026-01-30")
+    expected = await queries.visitors("owner", "abc", request, bots=False)
+    together = max(crowd, len(days) + 4)
+    assert expected.visitors == pytest.approx(together, rel=0.02)
+    each = [0, *([5] * len(days)), 0]
+    each[1 + 9] = max(crowd, 14) if crowd > 5 else 5 + crowd
+    assert [point.visitors for point in expected.points] == pytest.approx(each, rel=0.02)
+    async with periods.database.transaction() as tx:
+        for row in await tx.fetch(FEBRUARY_DAYS):
+            if row["starts_at"] >= february and len(row["visitors"]) < 1_000:
+                others = row["visitors"][:1] + row["visitors"][:0:-1]
+                await tx.execute(SET_VISITORS, starts_at=row["starts_at"], visitors=others)
+    assert await OwnerQueries(Reader(periods.database)).visitors("owner", "abc", request, bots=False) == expected
+    monkeypatch.setattr("refract.services.analytics.queries.reading._SHORTEST_MONTH", 1_000)
+    assert await OwnerQueries(Reader(periods.database)).visitors("owner", "abc", request, bots=False) != expected
 
 
 async def test_visitors_are_told_apart_in_hours_of_any_size_and_by_names_of_any_length(periods: PeriodsWorld) -> None:

@@ -157,16 +157,21 @@ class TestCountingTogether:
 
 
 class TestListingTogether:
-    def test_all_are_listed_once(self) -> None:
+    def test_all_are_listed_and_counted_once(self) -> None:
         everybody = visitors(3_000, seed=3)
         stored = [Sketch.of(everybody[first : first + 1_000]).encode() or b"" for first in (0, 500, 1_200)]
         listed = list_together(stored, everybody[:10] + everybody[2_500:], MOST_EXACT * 2)
         assert listed is not None
-        assert count_stored(listed) == 2_700
-        assert merge_sketches([listed]).registers == Sketch.of(everybody[:2_200] + everybody[2_500:]).registers
+        assert listed[0] == 2_700
+        assert merge_sketches([listed[1]]).registers == Sketch.of(everybody[:2_200] + everybody[2_500:]).registers
+
+    def test_a_list_in_which_most_are_named_again_names_each_once(self) -> None:
+        some = Sketch.of(visitors(100)).encode() or b""
+        count, listed = list_together([some] * 3, visitors(100), 1_000) or (0, b"")
+        assert (count, len(listed)) == (100, len(some))
 
     def test_nobody_gives_an_empty_one(self) -> None:
-        assert list_together([], [], 10) == b""
+        assert list_together([], [], 10) == (0, b"")
 
     def test_what_is_no_list_or_too_long_gives_none(self) -> None:
         some, many = (Sketch.of(visitors(count)).encode() or b"" for count in (100, 5_000))

@@ -20,6 +20,9 @@ MOST_COUNTED = 50_000
 """So many are put side by side to be counted: some milliseconds, as many as registers would take."""
 
 HASH = 6
+LONGEST_LIST = 1 + HASH * MOST_EXACT
+"""A sketch of no more bytes lists its visitors; registers take more."""
+
 _FEW = 4
 """So many visitors are looked for one by one in a list, which is not taken apart for them."""
 
@@ -160,15 +163,19 @@ def count_together(stored: Iterable[bytes | None]) -> int:
     return len(_hashes(memoryview(b"".join([one[1:] for one in some]))))
 
 
-def list_together(stored: Sequence[bytes], visitors: Collection[bytes], most: int) -> bytes | None:
-    """A list of all whom these have counted, and of some visitors more, each once; empty where there is nobody.
+def list_together(stored: Sequence[bytes], visitors: Collection[bytes], most: int) -> tuple[int, bytes] | None:
+    """How many these have counted, and some visitors more, each once; and a list of them, empty where there is nobody.
 
+    Somebody may be named twice in it, but most are not: to list each once takes longer than to count them.
     None where they are not listed, or might be more than so many.
     """
     if sum(map(len, stored)) // HASH + len(visitors) > most or not all(map(_is_exact, stored)):
         return None
-    hashes = _hashes(memoryview(b"".join([one[1:] for one in stored]))) | hash_visitors(visitors)
-    return _LISTED + b"".join(hashes) if hashes else b""
+    hashes = b"".join([*[one[1:] for one in stored], *hash_visitors(visitors)])
+    each_once = _hashes(memoryview(hashes))
+    if 2 * HASH * len(each_once) < len(hashes):
+        hashes = b"".join(each_once)
+    return len(each_once), _LISTED + hashes if hashes else b""
 
 
 def merge_sketches(stored: Iterable[bytes | None]) -> Sketch:

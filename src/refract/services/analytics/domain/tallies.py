@@ -113,15 +113,17 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     """The values with the highest counts, the highest first; of equal ones the first in their order."""
-    least = 0
-    equal: list[str] = []
+    items: Iterable[tuple[str, int]] = counts.items()
+    equal: list[tuple[str, int]] = []
     if len(counts) > most:
         # Numbers alone are sorted much faster than what they belong to, and so are names: many may have the least.
         least = sorted(counts.values())[-most]
-        equal = sorted(value for value, count in counts.items() if count == least)
-    items = [item for item in counts.items() if item[1] > least]
-    items.sort(key=lambda item: (-item[1], item[0]))
-    return items + [(value, least) for value in equal[: most - len(items)]]
+        items = [item for item in items if item[1] >= least]
+        if len(items) > 2 * most:
+            equal = [(value, least) for value in sorted(value for value, count in items if count == least)]
+            items = [item for item in items if item[1] > least]
+    ordered = sorted(items, key=lambda item: (-item[1], item[0]))
+    return (ordered + equal)[:most]
 
 
 def _capped(counts: dict[str, int], most: int) -> dict[str, int]:

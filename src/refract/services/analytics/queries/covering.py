@@ -61,6 +61,8 @@ class Wanted:
     months: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
     """Days of which only some quarters are wanted."""
+    counted: list[int] = field(default_factory=list)
+    """Days of which it is enough to know how many visitors they have."""
 
     def add_hours(self, start: int, end: int) -> None:
         """Read those of one more stretch, too."""
@@ -72,7 +74,7 @@ class Wanted:
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to read."""
-        return not (self.hours or self.days or self.months or self.cut)
+        return not (self.hours or self.days or self.months or self.cut or self.counted)
 
 
 class Piece(NamedTuple):
@@ -96,6 +98,8 @@ class Cover:
     wanted: Wanted = field(default_factory=Wanted)
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
     """What is wanted of a day that is cut, by its first minute."""
+    told: list[int] = field(default_factory=list)
+    """Buckets whose days are only counted."""
     _longer: dict[RowKey, int] = field(default_factory=dict)
     """Days and months, with their buckets."""
     _firsts: list[int] = field(default_factory=list)
@@ -125,6 +129,12 @@ class Cover:
             start = day_end
         if start < end:
             self._add_hours(bucket, start, end)
+
+    def count(self, bucket: int, day: int) -> None:
+        """Have the visitors of a day counted, which is a bucket; who they are is told elsewhere."""
+        self.wanted.counted.append(day)
+        self.told.append(bucket)
+        self._longer[DAY, day] = bucket
 
     def unit(self, minute: int) -> int:
         """How many minutes are the least that can be covered of the day that a minute lies in."""

@@ -1,7 +1,7 @@
 """Tallies and visitors of a link: of what is over, put together once and remembered; of now, read at every look."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -25,6 +25,10 @@ from refract.services.analytics.queries.remembering import MOST_BYTES, Remembere
 
 WORTH_REMEMBERING = 5_000
 """Clicks of a link: with fewer, it is read faster than it is looked up."""
+
+LATELY = 256
+"""So many links that were asked about last are known again. Of whatever is asked for the first time nothing is
+remembered: it would be put together twice, with and without the last hour, for somebody who may never come back."""
 
 KEY_BYTES = 500
 """About what a key takes."""
@@ -55,12 +59,14 @@ class Merged:
     @classmethod
     def of(cls, seen: Seen) -> "Merged":
         """All who were seen. A sketch that tells it alone, as that of a day does, stays as it is."""
+        if seen.count:
+            return cls(seen.count, None)
         if seen.sources == 1 and not seen.visitors:
             return cls(count_stored(seen.sketches[0]), seen.sketches[0])
         listed = list_together(seen.sketches, seen.visitors, MOST_LISTED)
         if listed is not None:
-            stored = listed or None
-            return cls(count_stored(stored), stored)
+            count, stored = listed
+            return cls(count, stored or None)
         sketch = merge_sketches(seen.sketches)
         sketch.add_many(seen.visitors)
         return cls(sketch.estimate(), sketch.encode())
@@ -99,13 +105,15 @@ class Merging:
         self._rankings: Remembered[tuple[Counts, Ranking]] = Remembered(2 * MOST_BYTES)
         self._visitors: Remembered[Merged] = Remembered()
         self._pasts: Remembered[Past] = Remembered()
+        self._asked: Remembered[str] = Remembered(LATELY)
+        """What was asked of which links lately."""
         self._looks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         """By key, while somebody puts it together: whoever comes meanwhile waits for what comes of it."""
 
     async def top(self, link: KnownLink, span: Range, dimension: str, most: int, *, bots: bool) -> tuple[Counts, Top]:
         """The most frequent values of a dimension in a settled range, and all clicks of the range."""
         over, now = _divided(link, span)
-        if over is None:
+        if over is None or self._is_first(link, dimension):
             counts, tally = await self._reader.tally(link, span, dimension)
             return counts, Top.of(tally.counts(bots=bots), most)
         versions, (counts, tally) = await asyncio.gather(
@@ -154,6 +162,10 @@ class Merging:
             each = list(map(Merged.of, await self._reader.visitors(link, stretches, bots=bots)))
             counts = [one.count for one in each]
             return max(count_together(one.stored for one in each), *counts), counts
+        if self._is_first(link, "visitors"):
+            each, sketch = await self._each(link, stretches, None, bots=bots)
+            counts = [one.count for one in each]
+            return max(sketch.estimate(), *counts), counts
         pasts = [Range(one.start, min(one.end, over.end)) for one in stretches if one.start < over.end]
         nows = [Range(max(one.start, over.end), one.end) for one in stretches if one.end > over.end]
         versions, seen = await asyncio.gather(
@@ -190,24 +202,30 @@ class Merging:
         return Past(counts, merged[-1].packed(), everybody)
 
     async def _each(
-        self, link: KnownLink, stretches: Sequence[Range], versions: Versions, *, bots: bool
+        self, link: KnownLink, stretches: Sequence[Range], versions: Versions | None, *, bots: bool
     ) -> tuple[list[Merged], Sketch]:
-        """Stretch by stretch, and all of them in one sketch."""
-        keys = [_key(link, bots, stretch, versions) for stretch in stretches]
+        """Stretch by stretch, and all of them in one sketch; without versions nothing is looked up or remembered."""
+        keys = [None if versions is None else _key(link, bots, stretch, versions) for stretch in stretches]
         known = [None if key is None else self._visitors.find(key) for key in keys]
         missing = [stretch for stretch, one in zip(stretches, known, strict=True) if one is None]
-        seen = iter(await self._reader.visitors(link, missing, bots=bots) if missing else ())
-        merged: list[Merged] = []
         everybody, size = Sketch(), 0
+        seen: Iterator[Seen] = iter(())
+        if missing:
+            each, months = await self._reader.visitors_by_months(link, missing, bots=bots)
+            seen = iter(each)
+            everybody = merge_sketches(months)
+        merged: list[Merged] = []
         for key, remembered in zip(keys, known, strict=True):
             if remembered is None:
                 some = next(seen)
-                one = self._kept(key, Merged.of(some))
+                one, is_told = Merged.of(some), some.is_told
+                if not is_told:
+                    self._keep(key, one)
                 size += sum(map(len, some.sketches)) + VISITOR_BYTES * len(some.visitors)
             else:
-                one = remembered
+                one, is_told = remembered, False
                 size += one.size
-            if one.stored is not None:
+            if one.stored is not None and not is_told:
                 everybody.merge_stored(one.stored)
             merged.append(one)
             if size > BREATH:
@@ -215,10 +233,17 @@ class Merging:
                 await asyncio.sleep(0)
         return merged, everybody
 
-    def _kept(self, key: Hashable | None, merged: Merged) -> Merged:
+    def _keep(self, key: Hashable | None, merged: Merged) -> None:
         if key is not None:
             self._visitors.keep(key, merged, merged.size)
-        return merged
+
+    def _is_first(self, link: KnownLink, what: str) -> bool:
+        """Whether nobody has asked this of a link lately; whoever asks next has."""
+        key = link.short_code, what
+        is_first = self._asked.find(key) is None
+        if is_first:
+            self._asked.keep(key, what, 1)
+        return is_first
 
 
 def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range]:

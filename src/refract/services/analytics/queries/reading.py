@@ -1,15 +1,25 @@
 """Reads rollups of one link: the rows that cover what is asked, and the few clicks at its edges, added up."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 from refract.services.analytics.domain.calendars import Range
 from refract.services.analytics.domain.parts import PART_MINUTES
-from refract.services.analytics.domain.periods import DAY, EPOCH, HOUR, MONTH, minute_of, moment_of
+from refract.services.analytics.domain.periods import (
+    DAY,
+    EPOCH,
+    HOUR,
+    MONTH,
+    microseconds_of,
+    minute_of,
+    moment_of,
+    start_of,
+)
 from refract.services.analytics.domain.quarters import Quarters
 from refract.services.analytics.domain.tallies import Tally, add_counts
 from refract.services.analytics.queries import statements
@@ -24,7 +34,7 @@ from refract.services.analytics.queries.covering import (
 )
 from refract.services.analytics.queries.edges import Asking, count_edges, edge_parameters, edge_visitors
 from refract.services.analytics.queries.links import Counts, KnownLink
-from refract.services.analytics.queries.moments import Edge, Moments, add_edge
+from refract.services.analytics.queries.moments import Edge, Moments
 from refract.services.analytics.queries.remembering import Versions
 
 BREATH = 256 * 1024
@@ -34,8 +44,10 @@ BY_QUARTERS = 2
 """Whoever came in two quarters is named twice, as if by two sketches."""
 
 _MICROSECOND = timedelta(microseconds=1)
-_MINUTE = timedelta(minutes=1)
-_MINUTE_MICROSECONDS = 60_000_000
+_DAY = timedelta(days=1)
+_SHORTEST_MONTH = 28
+_MINUTE = 60_000_000
+"""In microseconds."""
 
 
 @dataclass(slots=True)
@@ -47,6 +59,10 @@ class Seen:
     visitors: set[bytes] = field(default_factory=set)
     sources: int = 0
     """How many sketches all of these are made of: what comes from more than one may name somebody twice."""
+    is_told: bool = False
+    """Whether a month tells who these are: then it may be that only their number is known here."""
+    count: int = 0
+    """That number."""
 
     def add(self, sketch: bytes, sources: int) -> None:
         """Those in a sketch, too."""
@@ -85,7 +101,7 @@ class Reader:
 
     async def tally(self, link: KnownLink, span: Range, dimension: str) -> tuple[Counts, Tally]:
         """How often each value of a dimension was seen in a settled range, and all clicks of the range."""
-        cover, edges = _cover(link, [span])
+        cover, edges = _cover(link, [span], {})
         column = f"by_{dimension}"
         rows, counted = await asyncio.gather(
             self._rows(link, cover.wanted, statements.read_rows(("clicks", "bot_clicks", column))),
@@ -112,11 +128,25 @@ class Reader:
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> list[Seen]:
         """The visitors of each settled stretch; with the bots among them, if they are wanted."""
-        seen = [Seen() for _ in stretches]
-        cut = await self._see(link, _cover(link, stretches, by_quarters=True), seen, bots=bots)
+        return (await self._seen(link, stretches, {}, bots=bots))[:-1]
+
+    async def visitors_by_months(
+        self, link: KnownLink, stretches: Sequence[Range], *, bots: bool
+    ) -> tuple[list[Seen], list[bytes]]:
+        """The same; but where stretches are the days of a month, its sketch tells who came, and theirs how many."""
+        months = {} if bots else _months_of_days(link, stretches)
+        *each, together = await self._seen(link, stretches, months, bots=bots)
+        return each, together.sketches
+
+    async def _seen(
+        self, link: KnownLink, stretches: Sequence[Range], months: Mapping[int, int], *, bots: bool
+    ) -> list[Seen]:
+        """Those of each stretch, and then those of the months."""
+        seen = [Seen() for _ in range(len(stretches) + 1)]
+        cut = await self._see(link, _cover(link, stretches, months, by_quarters=True), seen, bots=bots)
         if cut:  # days that have no quarters; what is left of them is told by their hours
             pieces = [Range(moment_of(piece.start), moment_of(piece.end)) for piece in cut]
-            await self._see(link, _cover(link, pieces), [seen[piece.bucket] for piece in cut], bots=bots)
+            await self._see(link, _cover(link, pieces, {}), [seen[piece.bucket] for piece in cut], bots=bots)
         return seen
 
     async def _see(
@@ -124,15 +154,20 @@ class Reader:
     ) -> list[Piece]:
         """Add who was seen in some rows and edges; returns what of days is not known by their quarters."""
         cover, edges = covered
-        columns = statements.EVERYBODY if bots else statements.PEOPLE
+        columns, wanted = statements.EVERYBODY if bots else statements.PEOPLE, cover.wanted
+        statement = statements.read_visitors(columns, cut=bool(wanted.cut), counted=bool(wanted.counted))
         rows, clicked = await asyncio.gather(
-            self._rows(link, cover.wanted, statements.read_visitors(columns, cut=bool(cover.wanted.cut))),
+            self._rows(link, wanted, statement),
             self._edges(link, edges, edge_visitors),
         )
+        for bucket in cover.told:
+            seen[bucket].is_told = True
         unknown: list[Piece] = []
         for row in rows:
             start = minute_of(row["starts_at"])
-            if row["sketches"]:
+            if row["counted"]:
+                seen[cover.bucket((DAY, start))].count = row["counted"]
+            elif row["sketches"]:
                 seen[cover.bucket((row["span"], start))].add(row["seen"], row["sketches"])
             elif row["seen"] is None:
                 unknown += cover.pieces[start]
@@ -176,15 +211,15 @@ class Reader:
     async def _rows(self, link: KnownLink, wanted: Wanted, statement: Statement) -> list[Row]:
         if wanted.is_nothing:
             return []
-        cut = {"cut": list(map(moment_of, wanted.cut))} if wanted.cut else {}
+        days = {"cut": wanted.cut, "counted": wanted.counted}
         return await self._database.fetch(
             statement,
             short_code=link.short_code,
-            firsts=[start * _MINUTE_MICROSECONDS for start, _ in wanted.hours],
-            lasts=[end * _MINUTE_MICROSECONDS for _, end in wanted.hours],
+            firsts=[start * _MINUTE for start, _ in wanted.hours],
+            lasts=[end * _MINUTE for _, end in wanted.hours],
             days=list(map(moment_of, wanted.days)),
             months=list(map(moment_of, wanted.months)),
-            **cut,
+            **{name: list(map(moment_of, some)) for name, some in days.items() if some},
         )
 
     async def _edges(self, link: KnownLink, edges: Sequence[Edge], asking: Asking) -> list[tuple[int, Row]]:
@@ -195,29 +230,55 @@ class Reader:
         return [(edges[row["number"] - 1][0], row) for row in rows]
 
 
-def _cover(link: KnownLink, stretches: Sequence[Range], *, by_quarters: bool = False) -> tuple[Cover, list[Edge]]:
-    """Rows and edges of settled stretches: their edges lie in hours that still know everything, or beside rows."""
+def _cover(
+    link: KnownLink, stretches: Sequence[Range], months: Mapping[int, int], *, by_quarters: bool = False
+) -> tuple[Cover, list[Edge]]:
+    """Rows and edges of settled stretches: their edges lie in hours that still know everything, or beside rows.
+
+    Days of some months, which are given by their first minute and their end, are only counted; the months follow them.
+    """
     cover = Cover(link.folded, by_quarters)
     edges: list[Edge] = []
     for bucket, stretch in enumerate(stretches):
         needed = link.needed(Range(max(stretch.start, link.months_from), stretch.end))
         if needed is None:
             continue
-        first = -(-_minutes_up(needed.start) // (unit := cover.unit(minute_of(needed.start)))) * unit
-        end = minute_of(needed.end)
-        last = end - end % cover.unit(minute_of(needed.end - _MICROSECOND))
+        start, end = microseconds_of(needed.start), microseconds_of(needed.end)
+        if months and month_around(start // _MINUTE)[0] in months:
+            cover.count(bucket, minute_of(stretch.start))
+            continue
+        unit, last_unit = cover.unit(start // _MINUTE), cover.unit((end - 1) // _MINUTE)
+        first, last = -(-start // (_MINUTE * unit)) * unit, end // (_MINUTE * last_unit) * last_unit
         if first <= last:
-            add_edge(edges, bucket, needed.start, moment_of(first))
-            add_edge(edges, bucket, moment_of(last), needed.end)
+            if start < first * _MINUTE:
+                edges.append((bucket, needed.start, moment_of(first)))
+            if last * _MINUTE < end:
+                edges.append((bucket, moment_of(last), needed.end))
             cover.add(bucket, first, last)
         else:
-            add_edge(edges, bucket, needed.start, needed.end)
+            edges.append((bucket, needed.start, needed.end))
+    for month, month_end in months.items():
+        cover.add(len(stretches), month, month_end)
     return cover, edges
 
 
-def _minutes_up(moment: datetime) -> int:
-    """The first whole minute that is not before a moment."""
-    return minute_of(moment + _MINUTE - _MICROSECOND)
+def _months_of_days(link: KnownLink, stretches: Sequence[Range]) -> dict[int, int]:
+    """Months that may be trusted and whose days are stretches, by their first minute: where each ends.
+
+    Not with the last stretch, of which the rest may be added to it.
+    """
+    if len(stretches) <= _SHORTEST_MONTH or link.folded.stale:
+        return {}
+    days = Counter(
+        month_around(minute_of(one.start))
+        for one in stretches[:-1]
+        if one.end - one.start == _DAY and one.start == start_of(one.start, DAY)
+    )
+    return {
+        month: end
+        for (month, end), count in days.items()
+        if count * DAY_MINUTES == end - month and link.folded.has_month(month) and moment_of(month) >= link.months_from
+    }
 
 
 def _start_of(piece: Piece) -> int:

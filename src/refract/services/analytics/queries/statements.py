@@ -5,6 +5,7 @@ from functools import cache
 from typing import Literal
 
 from refract.runtime.statements import Statement
+from refract.services.analytics.domain.sketches import HASH, LONGEST_LIST
 
 COUNTS = ("clicks", "bot_clicks", "parts")
 PEOPLE, EVERYBODY = ("visitors",), ("visitors", "bot_visitors")
@@ -57,19 +58,23 @@ def read_rows(columns: Sequence[str]) -> Statement:
 
 
 @cache
-def read_visitors(columns: Sequence[str], *, cut: bool) -> Statement:
+def read_visitors(columns: Sequence[str], *, cut: bool = False, counted: bool = False) -> Statement:
     """Reads who was seen in such rows, by the sketches in some columns; and of days that are `cut` by their quarters.
 
-    These are made of no `sketches`, and NULL where the day does not know them.
+    These are made of no `sketches`, and NULL where the day does not know them. Of days that are only `counted` the
+    first of the columns tells how many were seen; or all it has, if it has no list of them.
 
     The lists of a stretch of hours come as one, made of so many `sketches`, and may name somebody twice: to send each
     by itself costs more than what is in it. SQLite, which sends nothing, gives them one by one.
     """
+    days = [("cut", _QUARTERS, "")] if cut else []
+    if counted:
+        days.append(("counted", _COUNTED.format(column=columns[0]), _KNOWN.format(column=columns[0])))
     return Statement(
         "read_visitors",
         "Reads the sketches of a link's visitors by span and beginning.",
-        _of_each_column(columns, _LISTS, _IS_ANY) + (_of_quarters(_IS_ANY) if cut else ""),
-        sqlite=_of_each_column(columns, _LISTS_SQLITE, _IN_LIST) + (_of_quarters(_IN_LIST) if cut else ""),
+        _of_each_column(columns, _LISTS, _IS_ANY) + _of_days(days, _IS_ANY),
+        sqlite=_of_each_column(columns, _LISTS_SQLITE, _IN_LIST) + _of_days(days, _IN_LIST),
         steady=True,
     )
 
@@ -91,14 +96,20 @@ _STRETCHES_SQLITE = (
 _IS_ANY = "starts_at = ANY(:{list})"
 _IN_LIST = "starts_at IN (SELECT CAST(strftime('%s', value) AS INTEGER) * 1000000 FROM json_each(:{list}))"
 
-_SKETCH = "1 AS sketches, {column} AS seen"
+_SKETCH = "1 AS sketches, 0 AS counted, {column} AS seen"
+_QUARTERS = "0 AS sketches, 0 AS counted, quarter_visitors AS seen"
+# The length of what is stored beside its row is known without a look at it.
+_COUNTED = (
+    f"1 AS sketches, CASE WHEN length({{column}}) <= {LONGEST_LIST} THEN length({{column}}) / {HASH} ELSE 0 END "
+    f"AS counted, CASE WHEN length({{column}}) > {LONGEST_LIST} THEN {{column}} END AS seen"
+)
 _KNOWN = "AND {column} IS NOT NULL"
 # Lists have the same first byte, and one is made of them; of those that are no lists, each stays by itself. What is
 # stored beside its row is fetched whenever it is looked at: here once, as the end of an empty one.
 _HOURS = f"SELECT starts_at, ''::bytea || {{column}} AS sketch FROM rollups WHERE {_IN_STRETCH} {_KNOWN} OFFSET 0"  # noqa: S608
 _LISTS = (
     f"SELECT 1 AS span, told.* FROM {_STRETCH} CROSS JOIN LATERAL ("  # noqa: S608  # names, not values
-    "SELECT min(starts_at) AS starts_at, count(*) AS sketches, "
+    "SELECT min(starts_at) AS starts_at, count(*) AS sketches, 0 AS counted, "
     f"substr(sketch, 1, 1) || string_agg(substr(sketch, 2), ''::bytea) AS seen FROM ({_HOURS}) AS hours "
     r"GROUP BY substr(sketch, 1, 1), CASE WHEN substr(sketch, 1, 1) <> '\x01'::bytea THEN starts_at END) AS told"
 )
@@ -110,8 +121,12 @@ def _of_each_column(columns: Sequence[str], hours: str, condition: str) -> str:
     return " UNION ALL ".join(f"{hours} UNION ALL {longer}".format(column=column) for column in columns)
 
 
-def _of_quarters(condition: str) -> str:
-    return f" UNION ALL {_of_span('0 AS sketches, quarter_visitors AS seen', 2, condition.replace('{list}', 'cut'))}"
+def _of_days(wanted: Sequence[tuple[str, str, str]], condition: str) -> str:
+    """What is wanted of days: by the name of their list, what, and if what."""
+    return "".join(
+        f" UNION ALL {_of_span(names, 2, condition.replace('{list}', days))} {further}"
+        for days, names, further in wanted
+    )
 
 
 @cache
