@@ -299,6 +299,11 @@ async def test_a_month_tells_who_came_on_its_days(
     each = [0, *([5] * len(days)), 0]
     each[1 + 9] = max(crowd, 14) if crowd > 5 else 5 + crowd
     assert [point.visitors for point in expected.points] == pytest.approx(each, rel=0.02)
+    # Days that were only counted are not remembered for a range that needs to know more.
+    part = RangeRequest.read(START, start="2026-02-12", end="2026-02-20")
+    for asked, visitors in ((request, expected.visitors), (part, 13)):
+        for _ in range(3):
+            assert (await queries.visitors("owner", "abc", asked, bots=False)).visitors == visitors
     async with periods.database.transaction() as tx:
         for row in await tx.fetch(FEBRUARY_DAYS):
             if row["starts_at"] >= february and len(row["visitors"]) < 1_000:

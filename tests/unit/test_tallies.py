@@ -10,6 +10,7 @@ from refract.services.analytics.domain.tallies import (
     ROOM,
     Tally,
     add_counts,
+    add_stored,
     merge_tallies,
     most_frequent,
     tally_with,
@@ -47,6 +48,23 @@ def test_put_together_they_count_what_they_counted(tallies: list[Tally]) -> None
         counts: dict[str, int] = getattr(merged, name)
         values = {value for tally in tallies for value in getattr(tally, name)}
         assert counts == {value: sum(getattr(tally, name).get(value, 0) for tally in tallies) for value in values}
+
+
+@given(st.lists(TALLIES, max_size=6), st.booleans())
+def test_stored_ones_are_added_with_the_bots_or_without_them(tallies: list[Tally], bots: bool) -> None:
+    counts: dict[str, int] = {}
+    for tally in tallies:
+        if (stored := tally.encode()) is not None:
+            add_stored(counts, stored, bots=bots)
+    merged = merge_tallies(tally.encode() for tally in tallies)
+    if bots:
+        add_counts(merged.people, merged.bots)
+    assert counts == merged.people
+
+
+def test_what_is_no_tally_is_not_added() -> None:
+    with pytest.raises(ValueError, match="not a tally"):
+        add_stored({}, b"nothing", bots=False)
 
 
 def test_adding_leaves_what_is_added() -> None:

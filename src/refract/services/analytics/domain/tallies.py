@@ -17,6 +17,8 @@ ROOM = 100
 """Bytes for each of them, on average: a referer may have 2,048, and every batch of clicks reads and writes its row."""
 
 _decoder = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int]])
+_halves = msgspec.msgpack.Decoder(tuple[dict[str, int], msgspec.Raw])
+_half = msgspec.msgpack.Decoder(dict[str, int])
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -47,14 +49,6 @@ class Tally:
         """Add the counts of another."""
         add_counts(self.people, other.people)
         add_counts(self.bots, other.bots)
-
-    def counts(self, *, bots: bool) -> Mapping[str, int]:
-        """Those of people, and with `bots` those of bots, too."""
-        if not bots or not self.bots:
-            return self.people
-        counts = self.people.copy()
-        add_counts(counts, self.bots)
-        return counts
 
     def cap(self, most: int) -> None:
         """Keep the most frequent values there is room for; the rest becomes OTHER, so that the sum stays what it is."""
@@ -109,6 +103,17 @@ def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
     get = counts.get
     for value, count in more.items():
         counts[value] = get(value, 0) + count
+
+
+def add_stored(counts: dict[str, int], stored: bytes, *, bots: bool) -> None:
+    """Add the counts of people in a stored tally, and with `bots` those of bots; others are not even looked at."""
+    try:
+        people, rest = _halves.decode(stored)
+        add_counts(counts, people)
+        if bots:
+            add_counts(counts, _half.decode(rest))
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a tally: {error}") from error
 
 
 def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:

@@ -114,18 +114,17 @@ class Merging:
         """The most frequent values of a dimension in a settled range, and all clicks of the range."""
         over, now = _divided(link, span)
         if over is None or self._is_first(link, dimension):
-            counts, tally = await self._reader.tally(link, span, dimension)
-            return counts, Top.of(tally.counts(bots=bots), most)
-        versions, (counts, tally) = await asyncio.gather(
-            self._reader.versions(link, over), self._reader.tally(link, now, dimension)
+            counts, values = await self._reader.tally(link, span, dimension, bots=bots)
+            return counts, Top.of(values, most)
+        versions, (counts, more) = await asyncio.gather(
+            self._reader.versions(link, over), self._reader.tally(link, now, dimension, bots=bots)
         )
         key = _key(link, (dimension, bots), over, versions)
 
         async def read() -> tuple[Counts, Mapping[str, int]]:
-            before, tally = await self._reader.tally(link, over, dimension)
-            return before, tally.counts(bots=bots)
+            return await self._reader.tally(link, over, dimension, bots=bots)
 
-        before, top = await self._top_with(tally.counts(bots=bots), most, key, read)
+        before, top = await self._top_with(more, most, key, read)
         return Counts(before.clicks + counts.clicks, before.bot_clicks + counts.bot_clicks), top
 
     async def _top_with(

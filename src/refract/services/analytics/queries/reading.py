@@ -21,7 +21,7 @@ from refract.services.analytics.domain.periods import (
     start_of,
 )
 from refract.services.analytics.domain.quarters import Quarters
-from refract.services.analytics.domain.tallies import Tally, add_counts
+from refract.services.analytics.domain.tallies import add_counts, add_stored
 from refract.services.analytics.queries import statements
 from refract.services.analytics.queries.counting import Sweep
 from refract.services.analytics.queries.covering import (
@@ -99,21 +99,24 @@ class Reader:
             of_bots[bucket] += row["clicks"] if row["bot"] else 0
         return every, of_bots
 
-    async def tally(self, link: KnownLink, span: Range, dimension: str) -> tuple[Counts, Tally]:
-        """How often each value of a dimension was seen in a settled range, and all clicks of the range."""
+    async def tally(self, link: KnownLink, span: Range, dimension: str, *, bots: bool) -> tuple[Counts, dict[str, int]]:
+        """How often each value of a dimension was seen in a settled range, and all clicks of the range.
+
+        The values are those of people; with those of bots among them, if they are wanted.
+        """
         cover, edges = _cover(link, [span], {})
         column = f"by_{dimension}"
         rows, counted = await asyncio.gather(
             self._rows(link, cover.wanted, statements.read_rows(("clicks", "bot_clicks", column))),
             self._edges(link, edges, count_edges(value=dimension)),
         )
-        tally = Tally()
+        values: dict[str, int] = {}
         clicks = bot_clicks = size = 0
         for row in rows:
             clicks += row["clicks"]
             bot_clicks += row["bot_clicks"]
             if row[column] is not None:
-                tally.merge(Tally.decode(row[column]))
+                add_stored(values, row[column], bots=bots)
                 size += len(row[column])
                 if size > BREATH:
                     size = 0
@@ -122,9 +125,9 @@ class Reader:
             count, bot, value = row["clicks"], row["bot"], row["value"]
             clicks += count
             bot_clicks += count if bot else 0
-            if value is not None:
-                add_counts(tally.bots if bot else tally.people, {value: count})
-        return Counts(clicks, bot_clicks), tally
+            if value is not None and (bots or not bot):
+                add_counts(values, {value: count})
+        return Counts(clicks, bot_clicks), values
 
     async def visitors(self, link: KnownLink, stretches: Sequence[Range], *, bots: bool) -> list[Seen]:
         """The visitors of each settled stretch; with the bots among them, if they are wanted."""
@@ -265,9 +268,9 @@ def _cover(
 def _months_of_days(link: KnownLink, stretches: Sequence[Range]) -> dict[int, int]:
     """Months that may be trusted and whose days are stretches, by their first minute: where each ends.
 
-    Not with the last stretch, of which the rest may be added to it.
+    Not with the last stretch, of which the rest may be added to it. A day that is marked marks its month, too.
     """
-    if len(stretches) <= _SHORTEST_MONTH or link.folded.stale:
+    if len(stretches) <= _SHORTEST_MONTH:
         return {}
     days = Counter(
         month_around(minute_of(one.start))
