@@ -287,6 +287,7 @@ async def test_a_month_tells_who_came_on_its_days(periods: PeriodsWorld, crowd: 
         people = [] if number == 20 else range(number, number + 5)
         await periods.count(*(a_click(day, visitor=one) for one in people), a_click(day, visitor=7, bot=True))
     await periods.count(*(a_click(days[9], visitor=one) for one in range(crowd)))
+    await periods.count(a_click(START - timedelta(hours=2), bot=True))  # so that all of February is over
     await periods.house().keep_house()
     queries = OwnerQueries(Reader(periods.database))
     request = RangeRequest.read(START, start="2026-01-30")
