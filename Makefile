@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Which ones: make test TESTS=tests/unit
+TESTS ?= tests
 # Tests wait for servers more than they compute: three processes keep two cores busy.
 TEST_PROCESSES ?= 3
 
@@ -23,7 +25,7 @@ DEV := $(VENV)/.installed-dev
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo '  Options for a command go into ARGS: make run ARGS="--port 9000", make test ARGS="-k outbox"'
+	@echo '  Options for a command go into ARGS: make run ARGS="--port 9000", make test ARGS="-k outbox" TESTS=tests/unit'
 
 install: $(RUNTIME) ## Prepare .venv with the locked dependencies and the package
 
@@ -31,7 +33,7 @@ run: $(RUNTIME) ## Start Refract in one process on http://127.0.0.1:8080 with it
 	@exec $(BIN)/refract serve $(ARGS)
 
 test: $(DEV) ## Run the tests over real servers, private ones unless TEST_* variables name others
-	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile \
+	@exec $(SERVERS) run -- $(BIN)/python -m pytest $(TESTS) --numprocesses $(TEST_PROCESSES) --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
 check: $(DEV) ## Check style, types and the walls between the rooms

@@ -101,6 +101,13 @@ async def test_nothing_is_announced_by_a_transaction_that_fails(database: Databa
     assert await database.fetch(OUTBOX) == []
 
 
+@pytest.mark.parametrize("length", [1, 5_000])
+async def test_a_body_with_a_nul_is_refused_however_long_it_is(database: Database, length: int) -> None:
+    with pytest.raises(Invalid):
+        await database.post(Message("exchange", "key", b"\0" * length, "id"))
+    assert await database.fetch(OUTBOX) == []
+
+
 async def test_a_transaction_sees_what_it_announced(database: Database) -> None:
     async with database.transaction() as tx:
         await tx.post(message(1), message(2))

@@ -266,7 +266,9 @@ class TestReading:
 class TestDeadLetters:
     async def test_a_buried_message_is_kept_with_its_reason(self, buses: Buses, bus: EventBus) -> None:
         queue = buses.queue("reader", "#")
-        sent = [Message(buses.exchange, f"key.{number}", b"%d" % number, f"id-{number}", "c-1") for number in range(3)]
+        # The last one is as our own file would have it.
+        poison = b"0", b"1" * 5_000, b"\0lz4\x7d\x3c\x7b\x6a\5\0\0\0Phello"
+        sent = [Message(buses.exchange, f"key.{number}", poison[number], f"id-{number}", "c-1") for number in range(3)]
         async with bus.reader(queue) as reader:
             await bus.publish_all(sent)
             for number, delivery in enumerate(await take(reader, 3)):

@@ -268,6 +268,39 @@ async def test_what_is_asked_once_is_not_remembered(periods: PeriodsWorld, monke
     assert await look("abc") == (1, 1)
 
 
+async def test_what_takes_long_is_remembered_at_once(periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "ALWAYS_REMEMBERED", 9)
+    await periods.count(*[a_click(START - timedelta(hours=number)) for number in range(9)])
+    remembering = Merging(Reader(periods.database))
+    queries = OwnerQueries(Reader(periods.database), remembering)
+    request = RangeRequest.read(START, start="2026-02-20")
+    await queries.visitors("owner", "abc", request, bots=False)
+    await queries.breakdown("owner", "abc", request, "city", limit=9, bots=False)
+    assert (len(remembering._pasts._values), len(remembering._rankings._values)) == (1, 1)
+
+
+@pytest.mark.parametrize("last", ["2026-02-27T10:00:00+00:00", "2026-03-18T10:00:00+00:00"], ids=["month", "day"])
+async def test_every_look_at_a_link_that_rests_gives_the_same(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """Values that did not fit into its hours are counted in its last day and month, which are not taken apart."""
+    for place in ("domain.rollups.MOST_IN_HOUR", "commands.merging.MOST_IN_HOUR"):
+        monkeypatch.setattr(f"refract.services.analytics.{place}", 4)
+    monkeypatch.setattr("refract.services.analytics.commands.merging.MOST_IN_LONGER", 6)
+    chance = random.Random(1)
+    periods.pass_to(datetime(2026, 3, 20, 12, tzinfo=UTC))
+    until = datetime.fromisoformat(last)
+    for _ in range(4):
+        moments = [until - timedelta(seconds=chance.randrange(20 * 86_400)) for _ in range(150)]
+        await periods.count(*[a_click(moment, city=f"city {int(chance.expovariate(0.15))}") for moment in moments])
+    await periods.count(a_click(until, city="city 0"))
+    await periods.house().keep_house()
+    queries = OwnerQueries(Reader(periods.database))
+    request = RangeRequest.read(periods.clock.now(), start="2026-02-01")
+    looks = [await queries.breakdown("owner", "abc", request, "city", limit=5, bots=False) for _ in range(3)]
+    assert looks[0] == looks[1] == looks[2]
+
+
 FEBRUARY_DAYS = Statement(
     "february_days",
     "All days that had people.",

@@ -149,6 +149,20 @@ async def test_days_do_not_say_what_only_some_of_their_clicks_tell(periods: Peri
     assert (quarters_of(row), row["clicks"]) == (None, 1)
 
 
+async def test_nor_what_is_left_of_them_when_they_are_to_be_kept_for_longer(periods: PeriodsWorld) -> None:
+    """Those that were dropped do not come back with a longer retention."""
+    periods.kept["clicks_kept"] = 3 * DAYS
+    day = start_of(periods.clock.now(), DAY) - 10 * DAYS
+    await periods.count(*(a_click(day + number * HOURS, visitor=number) for number in range(20)))
+    await periods.house().keep_house()
+    periods.kept["clicks_kept"] = 1_826 * DAYS
+    await periods.count(a_click(day + 5 * HOURS, visitor=50))
+    await periods.house().keep_house()
+    [row] = await periods.rows(DAY)
+    assert (quarters_of(row), row["clicks"]) == (None, 21)
+    await check(periods, asked(day - DAYS, 3 * 86_400, "Europe/Berlin", Interval.DAY), bots=False)
+
+
 async def test_quarters_go_with_the_hours_of_their_day(periods: PeriodsWorld) -> None:
     await periods.count(a_click(YESTERDAY, visitor=1), a_click(YESTERDAY - DAYS, visitor=2, bot=True))
     await periods.fold()

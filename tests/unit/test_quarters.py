@@ -36,7 +36,7 @@ def test_a_stretch_has_everybody_who_was_seen_in_it(
 def test_whoever_comes_twice_in_a_quarter_is_kept_once() -> None:
     once, twice = ([a_click(7, 1)] * times for times in (1, 2))
     assert quarters_of(once) == quarters_of(twice)
-    assert len(pack_quarters({7: [b"a", b"a"], 8: [b"a"]})) == 1 + 2 * 7
+    assert len(pack_quarters({7: {b"hash-1"}, 8: {b"hash-1"}})) == 1 + 2 * 7
 
 
 def test_the_last_moment_of_a_quarter_belongs_to_it() -> None:

@@ -148,7 +148,7 @@ def delete(connection: sqlite3.Connection, ids: Collection[int]) -> None:
 
 def bury(connection: sqlite3.Connection, number: int, body: bytes, reason: str, moment: datetime) -> None:
     """Move one message to the dead letters of its queue, with what of its body is to be kept."""
-    connection.execute(_BURY, (body, reason, moment.astimezone(UTC).isoformat(), number))
+    connection.execute(_BURY, (packed(body), reason, moment.astimezone(UTC).isoformat(), number))
     delete(connection, [number])
 
 
@@ -186,10 +186,13 @@ def refusal(message: Message) -> NotPublished | None:
     return NotPublished(f"it cannot be encoded: {longest} bytes in a short text") if longest > LONGEST_TEXT else None
 
 
-def row_of(queue: int, message: Message) -> Row:
-    """A message as a row; one without an id gets a stable one, as a reader of the wire gives it."""
+def rows_of(queues: Iterable[int], message: Message) -> list[Row]:
+    """A message as a row for each queue; one without an id gets a stable one, as a reader of the wire gives it."""
     message_id = message.message_id or sha256(message.body).hexdigest()
-    return queue, message.exchange, message.routing_key, packed(message.body), message_id, message.correlation_id
+    body = packed(message.body)
+    return [
+        (queue, message.exchange, message.routing_key, body, message_id, message.correlation_id) for queue in queues
+    ]
 
 
 def _message(row: Sequence[Any]) -> Message:

@@ -13,6 +13,7 @@ from refract.runtime.embedded import sqlite_connections as sqlite
 from refract.runtime.embedded.packing import WORTH_PACKING, packed
 from refract.runtime.embedded.sqlite_connections import ConnectionThreads, Work
 from refract.runtime.embedded.sqlite_log import LogKeeper
+from refract.runtime.embedded.sqlite_values import to_sqlite
 from refract.runtime.messages import Message
 from refract.runtime.ports import Row, Transaction
 from refract.runtime.statements import Statement
@@ -222,7 +223,7 @@ def _save(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
     rows = [list(row) for row in outbox_rows(messages)]
     for row in rows:
         if len(row[_PAYLOAD]) >= WORTH_PACKING:
-            row[_PAYLOAD] = packed(row[_PAYLOAD].encode())
+            row[_PAYLOAD] = packed(to_sqlite(row[_PAYLOAD]).encode())
     sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, rows)
 
 

@@ -93,7 +93,7 @@ class EmbeddedBus:
             if outcomes[index] is not None:
                 continue
             routes = self._routes_of(message)
-            rows.extend(bus_file.row_of(number, message) for number, _ in routes)
+            rows += bus_file.rows_of([number for number, _ in routes], message)
             reached.update(name for _, name in routes)
             taken = bool(routes) or not message.mandatory or any(one.takes(message) for one in self._listeners)
             outcomes[index] = None if taken else Unroutable(message.exchange, message.routing_key)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from refract.services.analytics.domain.clicks import Click
-from refract.services.analytics.domain.sketches import HASH, hash_visitors, list_of
+from refract.services.analytics.domain.sketches import HASH, hash_visitor, list_of
 
 MOST_CLICKS = 8_192
 """A day with more of them has no quarters, and is told by its hours. These would be as long by then, and folding reads
@@ -28,22 +28,22 @@ def place_of(moment: datetime, *, bot: bool) -> int:
     return moment.hour * 4 + moment.minute // 15 + _BOTS * bot
 
 
-def pack_quarters(visitors: Mapping[int, Collection[bytes]]) -> bytes:
-    """Visitors by their places; each once in each, whoever is named twice."""
-    places = sorted(visitors)
-    hashes = [hash_visitors(visitors[place]) for place in places]
-    each = zip(places, hashes, strict=True)
-    return b"".join((_FORM, *[bytes((place,)) * len(some) for place, some in each], *map(b"".join, hashes)))
+def pack_quarters(hashes: Mapping[int, Collection[bytes]]) -> bytes:
+    """Visitors, as they are hashed, by their places."""
+    each = sorted(hashes.items())
+    return b"".join(
+        (_FORM, *[bytes((place,)) * len(some) for place, some in each], *[b"".join(some) for _, some in each])
+    )
 
 
 def quarters_of(clicks: Sequence[Click]) -> bytes | None:
     """The same of all clicks of a day; None where these are too many."""
     if len(clicks) > MOST_CLICKS:
         return None
-    visitors: dict[int, set[bytes]] = {}
+    hashes: dict[int, set[bytes]] = {}
     for click in clicks:
-        visitors.setdefault(place_of(click.occurred_at, bot=click.bot), set()).add(click.visitor)
-    return pack_quarters(visitors)
+        hashes.setdefault(place_of(click.occurred_at, bot=click.bot), set()).add(hash_visitor(click.visitor))
+    return pack_quarters(hashes)
 
 
 class Quarters:

@@ -208,8 +208,13 @@ def _is_exact(stored: bytes) -> bool:
     raise ValueError("not a sketch of visitors")
 
 
+def hash_visitor(visitor: bytes) -> bytes:
+    """What is kept of a visitor: HASH bytes."""
+    return blake2b(visitor, digest_size=HASH).digest()
+
+
 def hash_visitors(visitors: Iterable[bytes]) -> set[bytes]:
-    """What is kept of visitors: HASH bytes of each."""
+    """The same of several, each once."""
     return {blake2b(visitor, digest_size=HASH).digest() for visitor in set(visitors)}
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, minute_of, start_of
+from refract.services.analytics.domain.periods import DAY, MONTH, minute_of, moment_of, start_of
 from refract.services.analytics.domain.rankings import Ranking, Top
 from refract.services.analytics.domain.sketches import (
     MOST_EXACT,
@@ -27,8 +27,11 @@ WORTH_REMEMBERING = 5_000
 """Clicks of a link: with fewer, it is read faster than it is looked up."""
 
 LATELY = 256
-"""So many links that were asked about last are known again. Of whatever is asked for the first time nothing is
+"""So many questions that were asked last are known again. Of whatever is asked for the first time nothing is
 remembered: it would be put together twice, with and without the last hour, for somebody who may never come back."""
+
+ALWAYS_REMEMBERED = 100_000
+"""Clicks of a link that takes tens of milliseconds to be put together: those are spent once, whoever asks between."""
 
 KEY_BYTES = 500
 """About what a key takes."""
@@ -238,6 +241,8 @@ class Merging:
 
     def _is_first(self, link: KnownLink, what: str) -> bool:
         """Whether nobody has asked this of a link lately; whoever asks next has."""
+        if link.total.clicks >= ALWAYS_REMEMBERED:
+            return False
         key = link.short_code, what
         is_first = self._asked.find(key) is None
         if is_first:
@@ -246,10 +251,13 @@ class Merging:
 
 
 def _divided(link: KnownLink, span: Range) -> tuple[Range | None, Range]:
-    """What of a range is over, and what is not: the last hour that has clicks. Of a link with few, nothing is over."""
+    """What of a range is over, and what is not: the last row that has clicks. Of a link with few, nothing is over.
+
+    Where that is a day or a month, it is not taken apart: values that did not fit into its hours are counted in it.
+    """
     if link.clicked is None or link.total.clicks < WORTH_REMEMBERING:
         return None, span
-    now = start_of(link.clicked.end, HOUR)
+    now = moment_of(link.folded.around(minute_of(link.clicked.end))[0])
     if now < link.hours_from:  # its hours are only counts by now
         now = start_of(now, DAY if now >= link.days_from else MONTH)
     now = min(now, span.end)
