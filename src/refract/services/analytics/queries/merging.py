@@ -30,8 +30,8 @@ LATELY = 256
 """So many questions that were asked last are known again. Of whatever is asked for the first time nothing is
 remembered: it would be put together twice, with and without the last hour, for somebody who may never come back."""
 
-ALWAYS_REMEMBERED = 100_000
-"""Clicks of a link that takes tens of milliseconds to be put together: those are spent once, whoever asks between."""
+ALWAYS_REMEMBERED = 500_000
+"""Clicks of a link that takes a tenth of a second to be put together: that is spent once, whoever asks between."""
 
 KEY_BYTES = 500
 """About what a key takes."""
