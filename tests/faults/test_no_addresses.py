@@ -1,19 +1,25 @@
-"""ACCEPTANCE 38 in full: clicks from thousands of addresses, kills and an outage, and no trace of any of them."""
+"""ACCEPTANCE 38 in full: clicks from thousands of addresses, kills and an outage, and no trace of any of them.
+
+And in short, that whoever looks finds an address also where it is packed.
+"""
 
 import asyncio
 import secrets
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from refract.runtime.embedded.packing import packed
 from tests.support.http import Answer, Client
 from tests.support.ledger import Ledger
 from tests.support.load import PAUSE, Following
 from tests.support.platforms import DistributedPlatform, Platform, platform_in
 from tests.support.servers import PostgreSQL, RabbitMQ, Redis
-from tests.support.traces import Search, Strangers, files_in, listening, search
+from tests.support.traces import Search, Strangers, files_in, listening, search, sqlite_tables
 from tests.support.waiting import eventually
 
 REDIRECTS, ADDRESSES, LINKS, CONNECTIONS = 20_000, 2_000, 10, 16
@@ -67,6 +73,27 @@ async def counted(platform: Platform, codes: Sequence[str], token: str) -> int:
     """How many clicks the owner sees in all."""
     answers = [await platform.call("GET", f"/api/stats/{code}", token=token) for code in codes]
     return sum(int(answer.json["total_clicks"]) for answer in answers)
+
+
+def test_an_address_is_found_in_a_body_that_is_packed(tmp_path: Path) -> None:
+    strangers = Strangers()
+    # Four letters or more that came before are packed away: the address is nowhere in the file as it is.
+    first, *rest = strangers.behind_proxy().split(".")
+    parts = [f"{first}.{rest[0]}.", f"{rest[0]}.{rest[1]}.", f"{rest[1]}.{rest[2]}"]
+    body = packed(f"{' '.join(parts * 100)} {strangers.known[0]} {' '.join(parts)}".encode())
+    with closing(sqlite3.connect(tmp_path / "links.sqlite3")) as connection:
+        connection.execute("CREATE TABLE outbox (payload BLOB)")
+        connection.execute("INSERT INTO outbox VALUES (?)", (body,))
+        connection.commit()
+    found = Search(strangers)
+    for name, content in files_in(tmp_path):
+        found.look(name, content)
+    assert found.traces == []
+
+    for name, content in sqlite_tables(tmp_path):
+        found.look(name, content)
+    [trace] = found.traces
+    assert trace.startswith("links: outbox")
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from aio_pika import ExchangeType
 from aio_pika.abc import AbstractIncomingMessage
 
 from refract.kernel.events import FANOUT_EXCHANGES, LEGACY_MAIL_EXCHANGE, LINK_EXCHANGE, PLATFORM_EXCHANGE
+from refract.runtime.embedded.packing import unpacked
 from tests.support.platforms import DistributedPlatform, EmbeddedPlatform, Platform
 
 Place = tuple[str, bytes]
@@ -191,7 +192,7 @@ async def search(platform: Platform, listener: Listener, strangers: Strangers, *
 async def tables_of(platform: Platform) -> list[Place]:
     """Every table of every service, and of the embedded bus, with all its values."""
     if isinstance(platform, EmbeddedPlatform):
-        return await asyncio.to_thread(lambda: list(_sqlite(platform.data.path)))
+        return await asyncio.to_thread(lambda: list(sqlite_tables(platform.data.path)))
     assert isinstance(platform, DistributedPlatform)
     dsns = {name: it["DATABASE_DSN"] for name, it in platform.environments.items() if "DATABASE_DSN" in it}
     return [
@@ -211,7 +212,7 @@ def _left_by(platform: Platform) -> Iterator[Place]:
         yield str(path.relative_to(platform.folder)), path.read_bytes()
     if isinstance(platform, EmbeddedPlatform):
         yield from files_in(platform.data.path)
-        yield from _sqlite(platform.data.path)
+        yield from sqlite_tables(platform.data.path)
     elif isinstance(platform, DistributedPlatform):
         yield from files_in(Path(platform.environments["links"]["CLICK_SPOOL_DIR"]))
         for server in platform.servers:
@@ -228,14 +229,14 @@ def files_in(folder: Path) -> Iterator[Place]:
             continue
 
 
-def _sqlite(folder: Path) -> Iterator[Place]:
-    """Each table of each file, whatever page its values are on."""
+def sqlite_tables(folder: Path) -> Iterator[Place]:
+    """Each table of each file, whatever page its values are on, and however they are packed."""
     for path in sorted(folder.glob("*.sqlite3")):
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 rows = connection.execute(f'SELECT * FROM "{table}"')
                 values = (value for row in rows for value in row if value is not None)
-                texts = (value if isinstance(value, bytes) else str(value).encode() for value in values)
+                texts = (unpacked(value) if isinstance(value, bytes) else str(value).encode() for value in values)
                 yield f"{path.stem}: {table}", b"\n".join(texts)
 
 
