@@ -15,7 +15,6 @@ from benchmarks.figures import Rounds, json_line, table, verdict
 from benchmarks.services import new_database, service
 from benchmarks.workshop import Ready, Workshop
 from benchmarks.wrk import Reached, ensure_wrk, send, write_requests
-from tests.support.servers import Kafka
 
 CONNECTIONS = 32
 THOUSAND = 1_000
@@ -59,7 +58,7 @@ def measure(workshop: Workshop) -> None:
         with new_database(workshop.servers, "sms") as dsn:
             files = {load: _prepared(workshop.folder, dsn, load) for load in loads}
             environment = {
-                "KAFKA_BOOTSTRAP": workshop.servers[Kafka.variable],
+                "KAFKA_BOOTSTRAP": workshop.kafka,
                 "SMS_FAST_PATH": str(fast_path).lower(),
             }
             with service(workshop, workshop.servers, "sms", dsn, environment) as ready:

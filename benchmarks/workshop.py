@@ -25,10 +25,10 @@ from refract.apps.builders import QUEUES
 from refract.runtime.distributed.event_bus import RabbitBus
 from refract.runtime.migrations import migrate
 from refract.services.links.api import WIRE_NAME
-from tests.support.servers import PostgreSQL, RabbitMQ, Redis
+from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.places import free_port
-from tests.support.servers.selection import SERVERS, started
-from tests.support.servers.server import ServerError
+from tests.support.servers.selection import started
+from tests.support.servers.server import Server, ServerError
 from tests.support.stack import inherited
 
 OUT_OF_REACH = "1000000000"
@@ -38,16 +38,35 @@ BASE_URL = "http://127.0.0.1:8080"
 EMBEDDED, DISTRIBUTED = MODES = ("embedded", "distributed")
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 IN_MEMORY = ("tmpfs", "ramfs")
+LOG_FILES = 64
 
 
 class RoomyPostgreSQL(PostgreSQL):
     """With a quarter of the memory for its tables, as its manual advises where it has a machine for itself.
 
     As it is shipped it has 128 MB, and reads millions of rows from the disk, or from the system's memory if they are
-    still there.
+    still there. And its log is kept in a gigabyte of files that it writes over, as a server does that has run for a
+    while: a new one makes each of the first by writing and syncing 16 MB, while a commit waits for a tenth of a second.
     """
 
-    settings: ClassVar = {"shared_buffers": f"{MEMORY_BYTES // 4 // 2**20}MB"}
+    settings: ClassVar = {
+        "shared_buffers": f"{MEMORY_BYTES // 4 // 2**20}MB",
+        "min_wal_size": "1GB",
+        "max_wal_size": "4GB",
+    }
+
+    async def write_log_files(self) -> None:
+        """Make the files of the log beforehand."""
+        connection = await asyncpg.connect(self.address)
+        try:
+            await connection.execute("CREATE TABLE written (number INTEGER)")
+            for number in range(LOG_FILES):
+                await connection.execute("INSERT INTO written VALUES ($1)", number)
+                await connection.execute("SELECT pg_switch_wal()")
+            await connection.execute("DROP TABLE written")
+            await connection.execute("CHECKPOINT")  # which lets them be used again
+        finally:
+            await connection.close()
 
 
 @dataclass(frozen=True)
@@ -111,13 +130,24 @@ class Workshop:
     @cached_property
     def servers(self) -> Mapping[str, str]:
         """Private PostgreSQL, Redis and RabbitMQ on the core of the load, with the queues that readers would have."""
-        kinds = [RoomyPostgreSQL if kind is PostgreSQL else kind for kind in SERVERS]
+        postgresql, *others = self._start(RoomyPostgreSQL, Redis, RabbitMQ)
+        assert isinstance(postgresql, RoomyPostgreSQL)
+        asyncio.run(postgresql.write_log_files())
+        addresses = {server.variable: server.address for server in (postgresql, *others)}
+        asyncio.run(_declare_queues(addresses[RabbitMQ.variable]))
+        return addresses
+
+    @cached_property
+    def kafka(self) -> str:
+        """Where a private Kafka is, for those who need one: it is never quite idle."""
+        [kafka] = self._start(Kafka)
+        return kafka.address
+
+    def _start(self, *kinds: type[Server]) -> list[Server]:
         running = self._stack.enter_context(started(kinds))
         for server in running:
             pin(server.pid, load_core())
-        addresses = {server.variable: server.address for server in running}
-        asyncio.run(_declare_queues(addresses[RabbitMQ.variable]))
-        return addresses
+        return running
 
     @contextmanager
     def embedded(self, links: Sequence[SeedLink], environment: Mapping[str, str] | None = None) -> Iterator[Ready]:
