@@ -213,7 +213,8 @@ async def test_it_starts_with_closed_descriptors(tmp_path: Path, port: int, clos
 
 
 def test_an_interrupt_while_it_imports_is_quiet() -> None:
-    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "doctor"]
+    # A run that a shell has put into the background ignores interrupts, and so would what it starts.
+    command = ["env", "--default-signal=INT", sys.executable, "-X", "importtime", *COMMAND[1:], "doctor"]
     # Through so narrow a pipe it cannot get on with its imports unless we read of them.
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pipesize=4096
