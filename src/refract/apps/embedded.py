@@ -25,6 +25,7 @@ from refract.runtime.environment import Environment
 from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
 from refract.runtime.readiness import Check
+from refract.runtime.rush import Rush
 from refract.runtime.service import Foundation
 from refract.runtime.settings import ProcessSettings
 from refract.runtime.supervisor import Supervisor
@@ -64,6 +65,7 @@ async def serve(environment: Environment, data_dir: Path) -> None:
 
 async def _run(directory: DataDirectory, settings: ProcessSettings, environment: Environment) -> None:
     metrics, clock = Metrics(), SystemClock()
+    rush = Rush(clock, lambda: metrics.answered)
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
     defaults = Defaults(_address(settings), salt, directory.spool, click_readers=1)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
@@ -86,8 +88,9 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             outbox_retention=settings.outbox_retention,
             trusted_proxies=settings.trusted_proxies,
             one_at_a_time=asyncio.Lock(),
+            rush=rush,
         )
-        inside = await _start_services(supervisor, directory, foundation, own_settings, extras, cache, records)
+        inside = await _start_services(supervisor, directory, foundation, own_settings, extras, cache, records, rush)
         services = InProcess(inside.applications)
         gateway = build_gateway(
             services,
@@ -143,13 +146,14 @@ async def _start_services(
     extras: Extras,
     cache: EmbeddedCache,
     records: EmbeddedRecordLog,
+    rush: Rush,
 ) -> _Inside:
     """Each on a database of its own, one after the other."""
     inside = _Inside()
     for name in NAMES:
         await supervisor.unless_stopping(migrate(name, directory.database(name)))
         # Clicks that are counted a moment later harm nobody; a redirect that is late does.
-        opening = EmbeddedDatabase.open(directory.database(name), can_wait=name == ANALYTICS)
+        opening = EmbeddedDatabase.open(directory.database(name), rush=rush if name == ANALYTICS else None)
         database = await supervisor.open(name, opening)
         if name == LINKS:
             supervisor.watch("watch for other writers", partial(_watch, database, cache))

@@ -17,6 +17,7 @@ from refract.runtime.letters import Letter, in_pieces, left_over, open_letter
 from refract.runtime.messages import Delivery, Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, QueueReader, Transaction
+from refract.runtime.rush import Rush
 from refract.runtime.statements import Statement
 
 logger = logging.getLogger("refract.inbox")
@@ -151,10 +152,15 @@ class Inbox:
         self._repeated = metrics.inbox_repeated.labels(queue.name)
         self._buried = metrics.inbox_buried.labels(queue.name)
 
-    async def run(self) -> None:
-        """Handle messages as they come, for ever; one that fails is tried again beside those that come after it."""
+    async def run(self, rush: Rush | None = None) -> None:
+        """Handle messages as they come, for ever; one that fails is tried again beside those that come after it.
+
+        During a `rush`, if it is to mind them, it takes no more than it has.
+        """
+        rush = rush or Rush.never()
         async with self._bus.reader(self._queue) as reader, asyncio.TaskGroup() as retries:
             while True:
+                await rush.over()
                 for letter in await self.settle(reader, await reader.next_batch()):
                     retries.create_task(self.settle_alone(reader, letter))
 

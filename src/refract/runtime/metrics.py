@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_REFUSED = 400
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -19,7 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.answered = 0
-        """Requests of all kinds, for those who want to know how busy this process is."""
+        """Requests that were not refused, for those who want to know how busy this process is."""
         self._requests = Counter(
             "http_requests_total",
             "Requests answered, by service, method, route template and status",
@@ -59,7 +60,7 @@ class Metrics:
 
     def request(self, service: str, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. The route is a template and odd methods are one, so that clients cannot add series."""
-        self.answered += 1
+        self.answered += status < _REFUSED
         key = service, method if method in _METHODS else "other", route, status
         series = self._series.get(key)
         if series is None:
@@ -74,7 +75,7 @@ class Metrics:
         rest = sorted(seconds[1:])
         if not rest:
             return
-        self.answered += len(rest)
+        self.answered += len(rest) if status < _REFUSED else 0
         counter.inc(len(rest))
         histogram._sum.inc(sum(rest))  # noqa: SLF001  # no public way takes more than one
         first = bisect_left(_BUCKETS, rest[0])

@@ -4,14 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import inf
+from typing import Self
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import BusAway, NotPublished, Unavailable
-from refract.runtime.messages import Message
+from refract.runtime.joining import in_messages
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, EventBus, Reads, Row, Transaction
 from refract.runtime.rounds import in_batches
+from refract.runtime.rush import Rush
 from refract.runtime.statements import Statement
 
 logger = logging.getLogger("refract.outbox")
@@ -22,9 +26,16 @@ POLL_SECONDS = 2.0
 PASS_SECONDS = 0.1
 """From the beginning of one pass to the next at least, unless there is more to do than one pass takes."""
 
+RUSH_PASS_SECONDS = 0.5
+"""From the end of one pass to the next while there is a rush."""
+
+DRAIN_SECONDS = 3.0
+"""What is spent on events that can wait when a process stops; the rest is sent after the next start."""
+
 LANES = 2
 BATCH = 500
 FIRST_BATCH = 64
+BATCH_AFTER_RUSH = 8
 BATCH_BYTES = 4 * 1024 * 1024
 """What a batch should weigh at most: a row may carry one event or hundreds of clicks, so batches grow and shrink."""
 
@@ -109,19 +120,70 @@ REPLAY = Statement(
     """,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """How rows are taken: new ones, and those that failed before and are due."""
+
+    fresh: Statement = CLAIM_FRESH
+    failed: Statement = CLAIM_FAILED
+
+    @classmethod
+    def but(cls, event_type: str) -> Self:
+        """All kinds but one, of which there may be many thousands.
+
+        It is named literally, which lets SQLite see that the index of all others, `outbox_first`, has the answer; that
+        this is the shorter way SQLite does not know, whatever it knows of the table.
+        """
+        fresh, failed = (text.replace("WHERE", f"WHERE event_type <> '{event_type}' AND") for text in (_FRESH, _FAILED))
+        indexed = fresh.replace("FROM outbox", "FROM outbox INDEXED BY outbox_first")
+        return cls(
+            Statement(
+                "outbox_claim_fresh_but",
+                "Takes new rows that pass those of a kind that can wait.",
+                f"{fresh.format(columns=_COLUMNS)} FOR UPDATE SKIP LOCKED",
+                sqlite=indexed.format(columns=_COLUMNS_SQLITE),
+            ),
+            Statement(
+                "outbox_claim_failed_but",
+                "Takes rows that failed before, are due, and can not wait.",
+                f"{failed.format(columns=_COLUMNS)} FOR UPDATE SKIP LOCKED",
+                sqlite=failed.format(columns=_COLUMNS_SQLITE),
+            ),
+        )
+
+
+ALL = Claims()
+
+
 Outcome = tuple[Row, NotPublished | None]
 
 
 class Relay:
-    """Moves rows from a service's outbox to the bus. Several may run on one database."""
+    """Moves rows from a service's outbox to the bus. Several may run on one database.
 
-    def __init__(self, service: str, *, database: Database, bus: EventBus, clock: Clock, metrics: Metrics) -> None:
+    During a rush, events of the type that `can_wait` stay where they are, and the others pass them.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        *,
+        database: Database,
+        bus: EventBus,
+        clock: Clock,
+        metrics: Metrics,
+        rush: Rush | None = None,
+        can_wait: str | None = None,
+    ) -> None:
         self._database = database
         self._bus = bus
         self._clock = clock
         self._published = metrics.outbox_published.labels(service)
         self._failed = metrics.outbox_failed.labels(service)
         self._batch = min(FIRST_BATCH, BATCH)
+        self._rush = rush or Rush.never()
+        self._urgent = None if rush is None or can_wait is None else Claims.but(can_wait)
         # Two locks that are taken one after the other: batches leave in the order in which they were claimed.
         self._claiming = asyncio.Lock()
         self._publishing = asyncio.Lock()
@@ -140,26 +202,37 @@ class Relay:
                 await asyncio.sleep(pause)
                 continue
             pause = 0.0
+            if self._claims() is not ALL:
+                await asyncio.sleep(RUSH_PASS_SECONDS)
+                continue
             await self._database.announced(POLL_SECONDS)
             # Under load something is announced all the time: a pass for each would cost more than what it moves.
             await asyncio.sleep(max(0.0, begun + PASS_SECONDS - self._clock.monotonic()))
 
     async def drain(self) -> None:
-        """Publish until nothing is due, as far as the servers allow."""
+        """Publish until nothing is due, as far as the servers allow; what can wait has no more than a few seconds."""
+        until = inf if self._urgent is None else self._clock.monotonic() + DRAIN_SECONDS
         try:
-            await self._move_all()
+            while self._urgent is not None and await self._move(self._urgent):
+                pass
+            await self._move_all(until, ALL)
         except (Unavailable, NotPublished) as error:
             logger.warning("outbox not drained; the rest is sent after the next start", extra={"error": str(error)})
 
-    async def _move_all(self) -> None:
+    def _claims(self) -> Claims:
+        return ALL if self._urgent is None or not self._rush.is_on else self._urgent
+
+    async def _move_all(self, until: float = inf, claims: Claims | None = None) -> None:
         """Publish until nothing is due. Where rows can be locked, a batch is claimed while another is on its way."""
 
         failures: list[BaseException] = []
 
         async def lane() -> None:
             try:
-                while not failures and await self.move():
-                    pass
+                while not failures and await self._move(claims or self._claims()):
+                    if self._clock.monotonic() > until:
+                        logger.info("outbox not drained in time; the rest is sent after the next start")
+                        return
             except Exception as error:  # noqa: BLE001 - raised below, once the other lane has come to its end, too
                 failures.append(error)
 
@@ -170,9 +243,14 @@ class Relay:
 
     async def move(self) -> bool:
         """Publish one batch; returns whether more may be due. Raises when the bus or the database is away."""
+        return await self._move(self._claims())
+
+    async def _move(self, claims: Claims) -> bool:
         await self._bus.ping()  # first of all, so that no row is held or touched while the bus is away
+        if claims is not ALL:
+            self._batch = min(FIRST_BATCH, BATCH)
         limit = self._batch
-        async with self._claimed(limit) as (fresh, failed, tx):
+        async with self._claimed(claims, limit) as (fresh, failed, tx):
             async with self._publishing:
                 outcomes = await self._publish(fresh, failed)
             if tx is not None:
@@ -182,24 +260,29 @@ class Relay:
             async with self._database.transaction() as tx:
                 await self._settle(tx, outcomes)
         self._report(outcomes)
+        if claims is not ALL:
+            # What has gathered meanwhile may be long: how long, the next pass finds out by a few.
+            self._batch = min(BATCH_AFTER_RUSH, BATCH)
         return len(fresh) == limit or len(failed) == RETRIES or len(outcomes) < len(fresh) + len(failed)
 
     @asynccontextmanager
-    async def _claimed(self, limit: int) -> AsyncIterator[tuple[list[Row], list[Row], Transaction | None]]:
+    async def _claimed(
+        self, claims: Claims, limit: int
+    ) -> AsyncIterator[tuple[list[Row], list[Row], Transaction | None]]:
         """New rows, and rows that failed before and are due, locked against other relays where there can be others."""
         if self._database.dialect == "sqlite":
-            yield *await self._claim(self._database, limit), None
+            yield *await self._claim(self._database, claims, limit), None
             return
         async with self._database.transaction() as tx:
-            yield *await self._claim(tx, limit), tx
+            yield *await self._claim(tx, claims, limit), tx
 
-    async def _claim(self, database: Reads, limit: int) -> tuple[list[Row], list[Row]]:
+    async def _claim(self, database: Reads, claims: Claims, limit: int) -> tuple[list[Row], list[Row]]:
         now = self._clock.now()
         never = now + 2 * timedelta(seconds=LONGEST_PAUSE)
         async with self._claiming:
             return (
-                await database.fetch(CLAIM_FRESH, batch=limit),
-                await database.fetch(CLAIM_FAILED, now=now, never=never, batch=RETRIES),
+                await database.fetch(claims.fresh, batch=limit),
+                await database.fetch(claims.failed, now=now, never=never, batch=RETRIES),
             )
 
     async def _publish(self, fresh: Sequence[Row], failed: Sequence[Row]) -> list[Outcome]:
@@ -209,7 +292,8 @@ class Relay:
         for row in failed:
             if self._clock.monotonic() > enough:
                 break
-            [outcome] = await self._bus.publish_all([_message(row)])
+            [(message, _)] = in_messages([row])
+            [outcome] = await self._bus.publish_all([message])
             outcomes.append((row, outcome))
             if isinstance(outcome, BusAway):
                 break  # whoever comes next would only wait for the same timeout
@@ -218,8 +302,9 @@ class Relay:
     async def _publish_together(self, rows: Sequence[Row]) -> list[Outcome]:
         if not rows:
             return []
-        messages = [_message(row) for row in rows]
-        sent = await self._bus.publish_all(messages)
+        joined = list(in_messages(rows))
+        outcomes = await self._bus.publish_all([message for message, _ in joined])
+        sent = [outcome for outcome, (_, together) in zip(outcomes, joined, strict=True) for _ in together]
         trouble = [outcome for outcome in sent if isinstance(outcome, BusAway)]
         if len(rows) == len(trouble) > 1:
             # Either the bus went away, which is no fault of any row, or one of them breaks the connection for all:
@@ -230,7 +315,7 @@ class Relay:
             # The bus went away, or fell behind, in mid-batch: those it did not confirm go again as they are.
             self._batch = max(1, len(rows) // 2)
             return [(row, outcome) for row, outcome in zip(rows, sent, strict=True) if not isinstance(outcome, BusAway)]
-        weight = sum(len(message.body) for message in messages) / len(messages)
+        weight = sum(len(message.body) for message, _ in joined) / len(rows)
         self._batch = max(1, min(BATCH, self._batch * 2, int(BATCH_BYTES / max(weight, 1))))
         return list(zip(rows, sent, strict=True))
 
@@ -261,18 +346,6 @@ class Relay:
 
 def _pause(attempts: int) -> timedelta:
     return timedelta(seconds=min(LONGEST_PAUSE, 0.5 * 2 ** min(attempts, 10)))
-
-
-def _message(row: Row) -> Message:
-    return Message(
-        exchange=row["exchange"],
-        routing_key=row["event_type"],
-        # What is empty SQLite gives nobody to unpack.
-        body=(row["payload"] or "").encode(),
-        message_id=row["message_id"],
-        correlation_id=row["correlation_id"],
-        mandatory=row["mandatory"],
-    )
 
 
 async def pending_in_outbox(database: Database) -> int:

@@ -21,6 +21,7 @@ from refract.runtime.outbox import Relay
 from refract.runtime.ports import Database, EventBus, RecordLog
 from refract.runtime.readiness import Check
 from refract.runtime.records import Topic
+from refract.runtime.rush import Rush
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import serving
 from refract.runtime.tokens import TokenVerifier
@@ -43,15 +44,18 @@ class Foundation:
     checks: Mapping[str, Check] = field(default_factory=dict)
     records: RecordLog | None = None
     """Of a service that writes or reads topics: in distributed mode only those that need Kafka have it."""
+    rush: Rush | None = None
+    """Of a process in which what can wait works at the cost of redirects, and rests while there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """A queue of a service, what it understands, and what it does with it."""
+    """A queue of a service, what it understands, and what it does with it; if it `can_wait`, not during a rush."""
 
     queue: Queue
     decoder: EventDecoder
     handle: Handle
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Service:
         return named
 
 
-def compose(
+def compose(  # noqa: PLR0913  # all that a service is made of
     wire_name: str,
     foundation: Foundation,
     *,
@@ -98,28 +102,32 @@ def compose(
     tasks: Sequence[Task] = (),
     topics: Sequence[Topic] = (),
     fast_path: FastPath | None = None,
+    can_wait: str | None = None,
 ) -> Service:
     """A service from its routes and reactions. `queues` and `topics` are declared, so that nothing is lost, and not yet
-    read."""
+    read. Its events of the type that `can_wait` are not sent on during a rush."""
     engines: dict[str, Any] = {
         "database": foundation.database,
         "clock": foundation.clock,
         "metrics": foundation.metrics,
     }
     bus = foundation.bus
-    relay = Relay(wire_name, bus=bus, **engines)
+    relay = Relay(wire_name, bus=bus, rush=foundation.rush, can_wait=can_wait, **engines)
     keeper = Keeper(wire_name, outbox_retention=foundation.outbox_retention, **engines)
     readers = [
         Task(
             f"reader of {reaction.queue.name}",
-            Inbox(
-                reaction.queue,
-                reaction.decoder,
-                reaction.handle,
-                bus=bus,
-                one_at_a_time=foundation.one_at_a_time,
-                **engines,
-            ).run,
+            partial(
+                Inbox(
+                    reaction.queue,
+                    reaction.decoder,
+                    reaction.handle,
+                    bus=bus,
+                    one_at_a_time=foundation.one_at_a_time,
+                    **engines,
+                ).run,
+                foundation.rush if reaction.can_wait else None,
+            ),
         )
         for reaction in reactions
     ]

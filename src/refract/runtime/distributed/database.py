@@ -49,8 +49,10 @@ NOTIFY_PAUSE = 0.1
 
 PING = Statement("ping", "Asks for an answer.", "SELECT 1 AS answer")
 
-_INSERT_OUTBOX = (
-    f"INSERT INTO outbox ({', '.join(OUTBOX_COLUMNS)}) SELECT * FROM unnest"  # noqa: S608  # names, not values
+_INSERT = f"INSERT INTO outbox ({', '.join(OUTBOX_COLUMNS)})"
+_INSERT_ONE = f"{_INSERT} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+_INSERT_MANY = (
+    f"{_INSERT} SELECT * FROM unnest"  # noqa: S608  # names, not values
     "($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::boolean[], $8::timestamptz[])"
 )
 
@@ -126,10 +128,10 @@ class PostgresDatabase:
         """Save messages in a transaction of their own."""
         if not messages:
             return
-        columns = zip(*outbox_rows(messages), strict=True)
+        rows = outbox_rows(messages)
         async with self._posts.connection() as connection:
             with translated("post", refusals=REFUSES_WRITES):
-                await connection.execute(_INSERT_OUTBOX, *map(list, columns))
+                await _insert(connection, rows)
         self._tell()
 
     async def announced(self, timeout: float) -> None:
@@ -260,5 +262,12 @@ class PostgresTransaction(Outgoing):
     async def _write_waiting(self) -> None:
         messages = self.take_waiting()
         if messages:
-            columns = zip(*outbox_rows(messages), strict=True)
-            await self._connection.execute(_INSERT_OUTBOX, *map(list, columns))
+            await _insert(self._connection, outbox_rows(messages))
+
+
+async def _insert(connection: "Connection", rows: Sequence[Sequence[Any]]) -> None:
+    """Write rows of the outbox; nearly always it is one, for which neither side has to take lists apart."""
+    if len(rows) == 1:
+        await connection.execute(_INSERT_ONE, *rows[0])
+    else:
+        await connection.execute(_INSERT_MANY, *map(list, zip(*rows, strict=True)))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from aiormq.abc import AbstractChannel, DeliveredMessage
 from pamqp import commands, frame
@@ -15,6 +16,9 @@ from refract.runtime.distributed.rabbit_connection import CLOSE_SECONDS, STEP_SE
 from refract.runtime.distributed.rabbit_publisher import Publisher
 from refract.runtime.distributed.rabbit_queues import DeclaredQueue
 from refract.runtime.messages import Delivery, Message, Queue
+
+BATCH_BYTES = 8 * 1024 * 1024
+"""What a batch should have at most: decoded it takes three times as much."""
 
 Settlement = Callable[[int, bool], commands.Basic.Ack | commands.Basic.Nack]
 """The frame that settles a delivery tag, or with True also every earlier one."""
@@ -63,6 +67,13 @@ class _Subscription:
             del self._unsettled[number]
         self.session.write(b"".join(frame.marshal(one, self.channel.number) for one in frames))
 
+    def take(self) -> list[Delivery]:
+        """What has arrived, or the first few megabytes of it."""
+        sizes = accumulate(len(delivery.message.body) for delivery in self.arrived)
+        number = next((number for number, size in enumerate(sizes, 1) if size >= BATCH_BYTES), len(self.arrived))
+        taken, self.arrived = self.arrived[:number], self.arrived[number:]
+        return taken
+
     def _oldest(self, wanted: set[int]) -> list[int]:
         """The longest run of wanted deliveries before which nothing is unsettled."""
         run = []
@@ -93,13 +104,13 @@ class RabbitReader:
         self._arrived = asyncio.Event()
 
     async def next_batch(self) -> list[Delivery]:
-        """Wait for messages and take those that have arrived; the broker sends no more than the prefetch."""
+        """Wait for messages and take those that have arrived, or as many of them as are worth their memory when they
+        are decoded; the broker sends no more than the prefetch."""
         while True:
             self._arrived.clear()
             subscription = self._subscription
             if subscription is not None and subscription.session.live and subscription.arrived:
-                batch, subscription.arrived = subscription.arrived, []
-                return batch
+                return subscription.take()
             await self._arrived.wait()
 
     def holds(self, delivery: Delivery) -> bool:

@@ -119,9 +119,9 @@ def declare(connection: sqlite3.Connection, queue: Queue) -> None:
     )
 
 
-def insert(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+def insert(connection: sqlite3.Connection, messages: Iterable[tuple[Sequence[int], Message]]) -> None:
     """Write one row for each queue that takes a message."""
-    connection.executemany(_INSERT, rows)
+    connection.executemany(_INSERT, (row for queues, message in messages for row in _rows(queues, message)))
 
 
 def take(
@@ -186,7 +186,7 @@ def refusal(message: Message) -> NotPublished | None:
     return NotPublished(f"it cannot be encoded: {longest} bytes in a short text") if longest > LONGEST_TEXT else None
 
 
-def rows_of(queues: Iterable[int], message: Message) -> list[Row]:
+def _rows(queues: Iterable[int], message: Message) -> list[Row]:
     """A message as a row for each queue; one without an id gets a stable one, as a reader of the wire gives it."""
     message_id = message.message_id or sha256(message.body).hexdigest()
     body = packed(message.body)

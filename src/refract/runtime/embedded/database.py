@@ -16,6 +16,7 @@ from refract.runtime.embedded.sqlite_log import LogKeeper
 from refract.runtime.embedded.sqlite_values import to_sqlite
 from refract.runtime.messages import Message
 from refract.runtime.ports import Row, Transaction
+from refract.runtime.rush import Rush
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import ACQUIRE_TIMEOUT, OUTBOX_COLUMNS, Bell, Outgoing, outbox_rows
 
@@ -42,14 +43,14 @@ class EmbeddedDatabase:
         self._closed = False
 
     @classmethod
-    async def open(cls, path: Path, *, can_wait: bool = False) -> Self:
-        """Open the file, which is made if it does not exist; if it `can_wait`, writing gives way to all else."""
+    async def open(cls, path: Path, *, rush: Rush | None = None) -> Self:
+        """Open the file, which is made if it does not exist; if it minds a `rush`, writing gives way to all else."""
         writer, readers = await asyncio.to_thread(_connections, path)
         version = _data_version(writer)
-        keeper = LogKeeper(path, partial(sqlite.connect, writes=True))
+        keeper = LogKeeper(path, partial(sqlite.connect, writes=True), rush)
         keeper.take_over(writer)
         return cls(
-            ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=keeper.look, can_wait=can_wait),
+            ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=keeper.look, can_wait=rush is not None),
             ConnectionThreads(f"{path.stem}-reader", readers),
             keeper,
             version,

@@ -86,21 +86,22 @@ class EmbeddedBus:
 
     async def publish_all(self, messages: Sequence[Message]) -> list[NotPublished | None]:
         """Write all in one transaction; those that nobody takes are dropped, or refused if mandatory."""
-        rows: list[bus_file.Row] = []
+        taken: list[tuple[list[int], Message]] = []
         reached: set[str] = set()
         outcomes = [bus_file.refusal(message) for message in messages]
         for index, message in enumerate(messages):
             if outcomes[index] is not None:
                 continue
             routes = self._routes_of(message)
-            rows += bus_file.rows_of([number for number, _ in routes], message)
-            reached.update(name for _, name in routes)
-            taken = bool(routes) or not message.mandatory or any(one.takes(message) for one in self._listeners)
-            outcomes[index] = None if taken else Unroutable(message.exchange, message.routing_key)
-        if rows:
+            if routes:
+                taken.append(([number for number, _ in routes], message))
+                reached.update(name for _, name in routes)
+            elif message.mandatory and not any(one.takes(message) for one in self._listeners):
+                outcomes[index] = Unroutable(message.exchange, message.routing_key)
+        if taken:
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT):
-                    await self._file.run(partial(bus_file.insert, rows=rows), safe=True)
+                    await self._file.run(partial(bus_file.insert, messages=taken), safe=True)
             except (Unavailable, TimeoutError) as error:
                 away = BusAway(str(error) or f"the disk took longer than {PUBLISH_TIMEOUT:g} s")
                 return [outcome or away for outcome in outcomes]

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from refract.runtime.embedded.background import step_back
+from refract.runtime.rush import Rush
 
 LARGEST_LOG = 64 * 1024 * 1024
 """Bytes of the log over which the writer empties it, which SQLite alone does only when nobody reads."""
@@ -35,11 +36,13 @@ class LogKeeper:
 
     Moving a log's pages takes milliseconds of processor and disk. A thread of its own does it, at a low priority,
     while the writer goes on; then only the last few are left to the writer, who alone can let the log begin anew.
+    During a rush, if it is to mind them, the log stays as it is: to sync what was moved keeps clicks from the disk.
     """
 
-    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> None:
+    def __init__(self, path: Path, connect: Callable[[Path], sqlite3.Connection], rush: Rush | None = None) -> None:
         self._path = path
         self._connect = connect
+        self._rush = rush or Rush.never()
         self._log = Path(f"{path}-wal")
         self._next_look = 0.0
         self._works = 0
@@ -64,6 +67,8 @@ class LogKeeper:
                 patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)
                 self._empty(connection, patience)
                 self._next_look = time.monotonic() + CHECKPOINT_SHARE * patience / 1000
+            elif self._rush.was_on:
+                return
             elif self._nearly_moved:
                 self._nearly_moved = False
                 _move(connection)

@@ -44,7 +44,7 @@ class ClickDecoder(EventDecoder):
 
 def clicks(ingesting: Ingesting, readers: int) -> list[Reaction]:
     """Counts every click once. Several readers share the queue: while one waits for the database another has work."""
-    return [Reaction(CLICKS, ClickDecoder(), ingesting.ingest) for _ in range(readers)]
+    return [Reaction(CLICKS, ClickDecoder(), ingesting.ingest, can_wait=True) for _ in range(readers)]
 
 
 def link_changes() -> Reaction:

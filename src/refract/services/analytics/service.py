@@ -1,6 +1,5 @@
 """Builds the rooms of analytics into one service."""
 
-from refract.runtime.courtesy import Courtesy
 from refract.runtime.service import Foundation, Service, Task, compose
 from refract.services.analytics.adapters.enriching import Enricher
 from refract.services.analytics.adapters.geography import Geography
@@ -19,9 +18,7 @@ async def build_analytics(foundation: Foundation, settings: AnalyticsSettings) -
     database, clock = foundation.database, foundation.clock
     watch = LiveWatch(database)
     enricher = Enricher(Geography(settings.geoip_db, clock), foundation.metrics)
-    metrics = foundation.metrics
-    courtesy = Courtesy(clock, lambda: metrics.answered)
-    ingesting = Ingesting(enricher, clock, settings.milestones, courtesy=courtesy)
+    ingesting = Ingesting(enricher, clock, settings.milestones)
     house = Housekeeping(
         database,
         clock,
@@ -38,7 +35,7 @@ async def build_analytics(foundation: Foundation, settings: AnalyticsSettings) -
         queues=QUEUES,
         reactions=[*clicks(ingesting, settings.readers), link_changes()],
         tasks=[
-            Task("totals announcer", Announcer(database, foundation.bus, clock, courtesy=courtesy).run),
+            Task("totals announcer", Announcer(database, foundation.bus, clock, rush=foundation.rush).run),
             Task("housekeeping", house.run),
             Task("live watch", watch.run, watch.end),
         ],

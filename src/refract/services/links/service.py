@@ -9,7 +9,7 @@ from refract.runtime.service import Foundation, Service, Task, compose
 from refract.services.links.adapters.blocklist import Blocklist
 from refract.services.links.adapters.safe_browsing import SafeBrowsing
 from refract.services.links.adapters.safety import Safety
-from refract.services.links.api import WIRE_NAME
+from refract.services.links.api import WIRE_NAME, UrlClicked
 from refract.services.links.commands.bulk import BulkShortening
 from refract.services.links.commands.leasing import WorkerLease
 from refract.services.links.commands.leaving import Leaving
@@ -68,6 +68,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
             Task("leaving", leaving.run),
         ],
         fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
+        can_wait=UrlClicked.routing_key(),
     )
 
 

@@ -18,6 +18,7 @@ from refract.runtime.correlation import current_correlation_id
 from refract.runtime.courtesy import Courtesy
 from refract.runtime.messages import Message
 from refract.runtime.ports import Database, EventBus, Row, Transaction
+from refract.runtime.rush import Rush
 from refract.runtime.statements import Statement
 from refract.services.analytics.api import LinkTotal, StatsTotals
 
@@ -31,9 +32,6 @@ LEASE = timedelta(seconds=10)
 
 TOTALS_A_TURN = 1_000
 """Each costs links a row with all its indexes, some 0.1 ms: where more links are in use they take turns."""
-
-TOTALS_A_BUSY_TURN = 100
-"""The same while many requests are answered. In embedded mode whoever writes totals keeps clicks from being written."""
 
 TOTALS_A_MESSAGE = 25
 """A message is one transaction of links, and in embedded mode no click is written meanwhile: it must be short."""
@@ -103,17 +101,20 @@ class Announcer:
         clock: Clock,
         *,
         courtesy: Courtesy | None = None,
+        rush: Rush | None = None,
         pause: Pause = asyncio.sleep,
     ) -> None:
         self._database = database
         self._bus = bus
         self._clock = clock
         self._courtesy = courtesy or Courtesy(clock)
+        self._rush = rush or Rush.never()
         self._pause = pause
 
     async def run(self) -> None:
         """Announce for ever; a database or a bus that is away is tried again at the next turn."""
         while True:
+            await self._rush.over()
             try:
                 await self.announce()
             except (Unavailable, NotPublished) as error:
@@ -129,7 +130,7 @@ class Announcer:
         if not await self._took_turn(begun, until):
             return 0
         notes, codes = await self._noted()
-        due = codes[: TOTALS_A_BUSY_TURN if self._courtesy.is_busy else TOTALS_A_TURN]
+        due = codes[:TOTALS_A_TURN]
         totals = await self._totals(due)
         failure = await self._publish(totals)
         await self._end_turn(until, begun + TURN, notes, codes[len(due) :] if failure is None else codes)
@@ -155,7 +156,6 @@ class Announcer:
                 await self._courtesy.breathe()  # after a flood there are 25,000 in a page
             if len(page) < NOTES_A_PAGE:
                 break
-            await self._courtesy.give_way()
         return notes, list(codes)
 
     async def _totals(self, short_codes: Sequence[str]) -> list[LinkTotal]:

@@ -50,10 +50,8 @@ class Ingesting:
     async def ingest(self, tx: Transaction, events: Sequence[Event]) -> None:
         """Count clicks in the transaction that marks their events."""
         await self._enricher.prepare()
-        await self._courtesy.give_way()
         now = self._clock.now()
         clicks = await self._enriched([event for event in events if isinstance(event, UrlClicked)], now)
-        await self._courtesy.give_way()
         by_code, by_hour = _grouped(clicks)
         # Before the first lock that others wait for: these rows are in nobody's way.
         await add_clicks(tx, clicks)
@@ -129,8 +127,7 @@ async def _roll_up(
     changes: dict[Period, dict[str, Any]] = {}
     for period, (clicks, is_whole) in rows.items():
         changes[period] = row_with(clicks, period.span, stored.get(period), whole=is_whole)
-        if courtesy.due:
-            await courtesy.give_way()
+        await courtesy.breathe()
     await save_rollups(tx, changes)
 
 

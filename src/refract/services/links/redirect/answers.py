@@ -51,18 +51,12 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
 
 
-def redirecting(record: LinkRecord, now: datetime) -> Answer:
-    """Where an active link leads."""
-    max_age = MAX_AGE
-    if record.expires_at is not None:
-        max_age = max(0, min(MAX_AGE, int((record.expires_at - now).total_seconds())))
-    return Answer(
-        record.redirect_status,
-        (
-            (b"location", location_of(record.original_url).encode("ascii")),
-            (b"cache-control", b"private, max-age=%d" % max_age),
-            (b"content-length", b"0"),
-        ),
+def redirect_fields(record: LinkRecord, seconds_left: float | None) -> bytes:
+    """Where an active link leads that has so long to live: the header fields as the server writes them."""
+    max_age = MAX_AGE if seconds_left is None else max(0, min(MAX_AGE, int(seconds_left)))
+    return b"location: %b\r\ncache-control: private, max-age=%d\r\ncontent-length: 0\r\n" % (
+        location_of(record.original_url).encode("ascii"),
+        max_age,
     )
 
 

@@ -15,7 +15,7 @@ from refract.services.links.redirect.answers import (
     MAX_AGE,
     Answer,
     accepts_pages,
-    redirecting,
+    redirect_fields,
     refusal,
     status_line,
     unavailable,
@@ -59,10 +59,10 @@ class Prepared(Struct, gc=False, frozen=True):
     stale_until: float
 
     @classmethod
-    def of(cls, record: LinkRecord, answer: Answer, lifetimes: tuple[float, float, float]) -> Self:
+    def of(cls, record: LinkRecord, seconds_left: float | None, lifetimes: tuple[float, float, float]) -> Self:
         """The link with its answer."""
-        first_line = _FIRST_LINES[answer.status]
-        return cls(answer.status, first_line, answer.fields(), link_part(record), record.order, *lifetimes)
+        status, fields = record.redirect_status, redirect_fields(record, seconds_left)
+        return cls(status, _FIRST_LINES[status], fields, link_part(record), record.order, *lifetimes)
 
     def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
         """The same for longer."""
@@ -139,7 +139,7 @@ class Redirects:
             if len(name) <= LONGEST_CODE:  # of what is longer, ten thousand are a lot of memory
                 self.memory.keep_absent(name, ticket)
         elif found.effective_status(now) is Status.ACTIVE:
-            return self._prepare(found, redirecting(found, now), ticket)
+            return self._prepare(name, found, found.seconds_left(now), ticket)
         else:
             self.memory.forget(name)  # or it could be followed again while the database is away
         return refusal(found, now, wants_page=_wants_page(fields))
@@ -160,10 +160,9 @@ class Redirects:
         """The answer that there is no such code."""
         return refusal(None, self.clock.now(), wants_page=_wants_page(fields))
 
-    def _prepare(self, record: LinkRecord, answer: Answer, ticket: int) -> Prepared:
+    def _prepare(self, code: bytes, record: LinkRecord, left: float | None, ticket: int) -> Prepared:
         """The answer as bytes, kept for the next who asks unless it would be another one by then."""
-        code, left = record.short_code.encode(), record.seconds_left(self.clock.now())
-        prepared = Prepared.of(record, answer, self.memory.lifetimes(left))
+        prepared = Prepared.of(record, left, self.memory.lifetimes(left))
         if left is None or left >= SAME_ANSWER:
             self.memory.keep(code, prepared, ticket)
         return prepared

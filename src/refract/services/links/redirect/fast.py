@@ -15,7 +15,7 @@ from refract.runtime.request_log import RequestLog
 from refract.services.links.domain.codes import is_reserved
 from refract.services.links.redirect.answers import Answer, failed, limited, status_line
 from refract.services.links.redirect.engine import Prepared, Redirects, counts
-from refract.services.links.redirect.gathering import Gathering, Guest
+from refract.services.links.redirect.gathering import Gathering, Guest, Visit
 from refract.services.links.redirect.lookup import Found
 from refract.services.links.redirect.visitors import Visitor
 from refract.services.links.redirect.visits import is_prefetch
@@ -140,6 +140,13 @@ class FastRedirect(FastPath):
         return True
 
     def _look_up_again(self, target: bytes, code: bytes, guest: Guest, begun: float) -> HeldAnswer:
+        memory = self._redirects.memory
+        if self._admission is None and not memory.is_absent(code):
+            # Nobody is to be counted before the look-up, so that it is answered together with all the others.
+            visit = Visit(None, False, None, target, None, guest, begun)  # noqa: FBT003  # see `Gathering.add`
+            name = code.decode("ascii")
+            self._redirects.lookup.soon(name, partial(self._found_for, visit, name, guest, memory.ticket))
+            return visit
         held = HeldRedirect(log=self._log, method=b"GET", path=target, begun=begun)
         fields = {b"accept": guest.accept}
         limits = b""
@@ -238,6 +245,19 @@ class FastRedirect(FastPath):
             log.exception("a redirect failed")
             decided = failed(wants_page=False)
         self._fail(held, decided, fields, limits)
+
+    def _found_for(self, visit: Visit, code: str, guest: Guest, ticket: int, found: Found) -> None:
+        """The same for somebody who is answered together with others."""
+        try:
+            decided = self._redirects.decide(code, found, {b"accept": guest.accept}, ticket)
+        except Exception:
+            log.exception("a redirect failed")
+            decided = failed(wants_page=False)
+        if isinstance(decided, Prepared):
+            self._gathering.join(visit, decided)
+        else:
+            self._moment.look()
+            self._gathering.refuse(visit, decided, b"")
 
     def _fail(self, held: HeldRedirect, answer: Answer, fields: dict[bytes, bytes], limits: bytes) -> None:
         """Answer without a click."""

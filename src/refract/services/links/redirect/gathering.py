@@ -33,7 +33,8 @@ class Guest(Struct, frozen=True, gc=False):
 
 
 class Visit(HeldAnswer, eq=False, gc=False):
-    """Somebody who asks for a link that is known, over a connection whose words are known, and waits for the answer."""
+    """Somebody who asks for a link over a connection whose words are known, and waits for the answer; the link is known
+    when it joins the others."""
 
     path: bytes = b""
     link: Prepared | None = None
@@ -72,6 +73,13 @@ class Gathering:
             self._begin()
         return visit
 
+    def join(self, visit: Visit, link: Prepared) -> None:
+        """One more, whose link had to be looked up."""
+        visit.link = link
+        self._visits.append(visit)
+        if len(self._visits) == 1 or self._clicks.gathers:
+            self._begin()
+
     def _begin(self) -> None:
         """The first since the last time, or one that is waited for: see to it that there is a next time."""
         if self._redirects.waits:
@@ -91,7 +99,7 @@ class Gathering:
         except Exception:
             log.exception("redirects failed")
             for visit in visits:
-                self._refuse(visit, _FAILED, b"")
+                self.refuse(visit, _FAILED, b"")
             return None
 
     def answer(self, visits: list[Visit]) -> None:
@@ -155,10 +163,10 @@ class Gathering:
             return True
         welcome, said = admission(client)
         if not welcome:
-            self._refuse(visit, _LIMITED, said)
+            self.refuse(visit, _LIMITED, said)
         return welcome
 
-    def _refuse(self, visit: Visit, answer: Answer, said: bytes) -> None:
+    def refuse(self, visit: Visit, answer: Answer, said: bytes) -> None:
         """Answer without a click."""
         visit.status = answer.status
         [visit.correlation_id] = new_event_ids(1)

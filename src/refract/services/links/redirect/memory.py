@@ -81,7 +81,8 @@ class Memory(Generic[T]):
         now = self._now()
         # The answer for one that expires says how long it may be kept, and must not be used for long.
         fresh, left = (self._fresh, math.inf) if seconds_left is None else (FRESH_SECONDS, seconds_left)
-        renew = fresh * random.uniform(*RENEWAL)  # noqa: S311  # no secret
+        earliest, latest = RENEWAL
+        renew = fresh * (earliest + (latest - earliest) * random.random())  # noqa: S311  # no secret
         return now + min(renew, left), now + min(fresh, left), now + min(STALE_SECONDS, left)
 
     def keep(self, code: bytes, entry: T, ticket: int) -> bool:
