@@ -7,13 +7,18 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis.asyncio import Connection
 
 from refract.runtime.caching import CacheEntry
 from refract.runtime.distributed import cache as distributed_cache
+from refract.runtime.distributed import redis_subscription
+from refract.runtime.distributed.cache import DistributedCache
+from refract.runtime.distributed.redis_connection import RedisConnection
 from refract.runtime.embedded import cache as embedded_cache
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.ports import Cache
 from tests.support.clocks import ManualClock
+from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_twins import administering, connected, shared_cache
 from tests.support.waiting import eventually
 
@@ -175,6 +180,15 @@ async def test_a_drop_is_told_in_its_own_process_before_it_returns(cache: Cache,
     assert gaps == []
 
 
+async def test_drops_are_heard_from_the_start_and_no_drop_ends_that(cache: Cache, key: str) -> None:
+    assert cache.hears
+    deaf: list[str] = []
+    cache.on_invalidation(lambda _: None, lambda: None, lambda: deaf.append("deaf"))
+    await cache.drop({key: 1})
+    assert cache.hears
+    assert deaf == []
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("set"), st.integers(0, 2), st.integers(0, 5)),
@@ -230,6 +244,68 @@ async def test_every_process_hears_of_a_drop_and_once(redis_address: str, redis_
         assert heard_here == [key + "1", key + "2", key + "3"]
         assert sorted(heard_there) == [key + "1", key + "2", key + "3"]
         assert gaps == []
+
+
+async def test_nothing_is_heard_before_the_start_and_after_the_end(redis_address: str, redis_namespace: str) -> None:
+    async with connected(redis_address) as redis:
+        cache = DistributedCache(redis, channel=redis_namespace)
+        assert not cache.hears
+        await cache.start()
+        assert cache.hears
+        await cache.close()
+        assert not cache.hears
+
+
+def counted_dials(redis: RedisConnection, patch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows with each connection that is tried."""
+    tries: list[str] = []
+    dial = redis.dial
+
+    async def counted() -> Connection:
+        tries.append("dialled")
+        return await dial()
+
+    patch.setattr(redis, "dial", counted)
+    return tries
+
+
+@pytest.mark.parametrize("fault", ["cut", "black hole"])
+async def test_that_drops_are_no_longer_heard_is_told_once_and_that_they_are_again_is_a_gap(
+    redis_address: str, redis_namespace: str, key: str, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    host, _, port = redis_address.rpartition(":")
+    async with (
+        FaultProxy.to(host, int(port)) as proxy,
+        connected(f"127.0.0.1:{proxy.port}") as redis,
+        shared_cache(redis, redis_namespace) as here,
+        connected(redis_address) as other_redis,
+        shared_cache(other_redis, redis_namespace) as there,
+    ):
+        told: list[tuple[str, bool]] = []  # what, and whether drops were heard then
+        here.on_invalidation(
+            lambda keys: told.extend((name, here.hears) for name in keys),
+            lambda: told.append(("gap", here.hears)),
+            lambda: told.append(("deaf", here.hears)),
+        )
+        here.on_invalidation(lambda _: None, lambda: None)  # not everybody has to know
+        with monkeypatch.context() as patch:
+            tries = counted_dials(redis, patch)
+            patch.setattr(redis_subscription, "QUIET_SECONDS", 0.5)  # read again after each word
+            await there.drop({key + "1": 1})
+            await eventually(lambda: told)
+            proxy.swallow()
+            if fault == "cut":
+                proxy.cut()
+            await eventually(lambda: len(told) == 2)
+            await there.drop({key + "2": 1})
+            await eventually(lambda: len(tries) > 2)  # what fails again is not told again
+            assert told == [(key + "1", True), ("deaf", False)]
+            assert not here.hears
+            proxy.heal()
+            await eventually(lambda: here.hears)
+        await there.drop({key + "3": 1})
+        await eventually(lambda: len(told) == 4)
+        assert told[2:] == [("gap", True), (key + "3", True)]
 
 
 @pytest.mark.parametrize("foreign", [b"", b"\xff not json", b'["\xff", []]', b'{"keys": []}', b"[1, 2]"])

@@ -335,7 +335,7 @@ class TestTrouble:
     async def test_a_relay_passes_over_what_another_one_holds(self, world: World, reader: QueueReader) -> None:
         await world.announce(noted(1))
         async with world.database.transaction() as tx:
-            [held] = await tx.fetch(outbox.CLAIM_FRESH, batch=10)
+            [held] = await tx.fetch(outbox.CLAIM_FRESH, batch=10, now=datetime.now(UTC), never=datetime.now(UTC))
             free = world.message(noted(2))
             await world.post(free)
             async with asyncio.timeout(60):

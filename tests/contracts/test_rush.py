@@ -157,7 +157,7 @@ async def test_what_goes_first_is_found_among_any_number_of_clicks(world: World)
     plans = {}
     for claim in (CLAIM_FRESH, Claims.but(CLICKS).fresh):
         explain = Statement("explain", "Asks for the plan.", f"EXPLAIN QUERY PLAN {claim.for_sqlite()}")
-        plans[claim.name] = str(await world.database.fetch(explain, batch=10))
+        plans[claim.name] = str(await world.database.fetch(explain, batch=10, now=now, never=now))
     assert "outbox_first" in plans["outbox_claim_fresh_but"]
     assert "outbox_fresh" in plans["outbox_claim_fresh"]
     assert not any("TEMP B-TREE" in plan for plan in plans.values())

@@ -15,7 +15,7 @@ from tests.support.http import Client
 from tests.support.instances import DistributedInstance, beside, distributed
 from tests.support.ledger import Ledger, Verdict
 from tests.support.load import Following
-from tests.support.servers import PostgreSQL, Redis
+from tests.support.servers import PostgreSQL, Redis, Server
 from tests.support.waiting import eventually
 
 CONNECTIONS = 8
@@ -26,6 +26,13 @@ QUIET = {"REDIRECT_LOG_SAMPLE": "0"}
 async def numbers(instance: DistributedInstance) -> list[int]:
     """The numbers that the clicks carry which reached the bus."""
     return [int(click.query.removeprefix("n=")) for click in await instance.clicks() if click.query.startswith("n=")]
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    """A Redis of this test's own, which forgets everything when it dies."""
+    with Redis() as server:
+        yield server
 
 
 # PostgreSQL
@@ -47,29 +54,32 @@ async def remember(instance: DistributedInstance, places: dict[str, str]) -> Non
 
 @dataclass(frozen=True)
 class Outage:
-    """How long the database is away: for so many redirects, and so many seconds."""
+    """How long the database is away: for so many redirects, and so many seconds; and Redis with it or not."""
 
     redirects: int
     seconds: float = 0.0
+    with_redis: bool = False
 
 
 SHORT = Outage(1_000)
-LONG = Outage(100_000, 1.2 * FRESH_SECONDS)
-"""Longer than the process trusts in what it knows of a link while it could ask somebody."""
+LONG = Outage(100_000, 1.2 * FRESH_SECONDS, with_redis=True)
+"""Longer than the process trusts in what it knows of a link when it hears of no drops."""
 
 
 async def follow_while_away(
-    instance: DistributedInstance, postgres: PostgreSQL, ledger: Ledger, following: Following, outage: Outage
+    instance: DistributedInstance, away: list[Server], ledger: Ledger, following: Following, outage: Outage
 ) -> None:
-    """Follow links before the database is killed, while it is away, and after it is back."""
+    """Follow links before the servers are killed, while they are away, and after they are back."""
     async with following.running(CONNECTIONS):
         await following.answered(100)
-        await asyncio.to_thread(postgres.kill)
+        for server in away:
+            await asyncio.to_thread(server.kill)
         over = time.monotonic() + outage.seconds
         await following.answered(ledger.answered + outage.redirects, timeout=200)
         await eventually(lambda: time.monotonic() >= over, timeout=outage.seconds + 1)
         assert instance.spooled, "the clicks are not in the spool"
-        await asyncio.to_thread(postgres.start)
+        for server in away:
+            await asyncio.to_thread(server.start)
         await following.answered(ledger.answered + 100)
     await instance.drained()
     assert (following.unanswered, following.refused, following.wrong) == (0, Counter(), [])
@@ -77,15 +87,17 @@ async def follow_while_away(
 
 @pytest.mark.parametrize("outage", [SHORT, pytest.param(LONG, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
 async def test_known_links_are_followed_and_counted_while_postgresql_is_away(
-    postgres: PostgreSQL, redis_address: str, rabbitmq_url: str, tmp_path: Path, outage: Outage
+    postgres: PostgreSQL, redis: Redis, rabbitmq_url: str, tmp_path: Path, outage: Outage
 ) -> None:
-    servers = {"postgres": postgres.address, "redis": redis_address, "rabbitmq": rabbitmq_url}
+    servers = {"postgres": postgres.address, "redis": redis.address, "rabbitmq": rabbitmq_url}
     with Ledger(tmp_path / "ledger") as ledger:
         async with distributed(tmp_path, **servers, **QUIET) as instance:
             places = await instance.make_links(20)
             await remember(instance, places)
             following = Following(instance.port, ledger, places=places)
-            await follow_while_away(instance, postgres, ledger, following, outage)
+            await follow_while_away(
+                instance, [postgres, redis] if outage.with_redis else [postgres], ledger, following, outage
+            )
             assert await instance.metric("clicks_spooled_total") >= outage.redirects
             assert await instance.metric("clicks_shed_total") == 0
             assert await instance.stop() == 0
@@ -143,13 +155,6 @@ async def test_a_full_spool_sheds_says_so_and_keeps_the_rest(
 
 
 # Redis
-
-
-@pytest.fixture
-def redis() -> Iterator[Redis]:
-    """A Redis of this test's own, which forgets everything when it dies."""
-    with Redis() as server:
-        yield server
 
 
 @pytest.fixture

@@ -39,10 +39,14 @@ class Ports:
         self.states = DistributedStateStore(self.redis)
         self.dropped: list[str] = []
         self.gaps = 0
-        self.cache.on_invalidation(self.dropped.extend, self._gap)
+        self.losses = 0
+        self.cache.on_invalidation(self.dropped.extend, self._gap, self._lose)
 
     def _gap(self) -> None:
         self.gaps += 1
+
+    def _lose(self) -> None:
+        self.losses += 1
 
     async def start(self) -> None:
         await self.redis.start()
@@ -110,10 +114,13 @@ async def test_absent_at_start_and_there_later(server: Redis, ports: Ports, capl
         await ports.assert_away()
     assert said(caplog) == [("WARNING", WARNING)]
     assert ports.dropped == ["url:other"] * 20, "a process always hears of its own drops"
+    assert not ports.cache.hears
     await start(server)
     await eventually(ports.back)
     await ports.assert_working()
     await eventually(lambda: ports.gaps == 1)
+    assert ports.cache.hears
+    assert ports.losses == 0, "what was never heard cannot be lost"
     assert said(caplog) == [("WARNING", WARNING), ("INFO", "redis is back")]
 
 
@@ -126,10 +133,12 @@ async def test_killed_in_mid_use_and_back_twice(server: Redis, ports: Ports, cap
         await asyncio.to_thread(server.kill)
         await asyncio.gather(*users)
         await ports.assert_away()
+        await eventually(lambda: not ports.cache.hears)
         await start(server)
         await eventually(ports.back)
         await ports.assert_working()
-        await eventually(lambda: ports.gaps >= outage)  # noqa: B023  # awaited before the next turn
+        await eventually(lambda: ports.cache.hears)
+        assert (ports.losses, ports.gaps) == (outage, outage)
         assert said(caplog) == [("WARNING", WARNING), ("INFO", "redis is back")] * outage
 
 
@@ -173,8 +182,7 @@ async def test_frozen_in_mid_use_fails_at_once_after_the_first(
                     assert await asyncio.gather(*asked) == [[None]] * more_than_a_batch
                     for _ in range(100):
                         await ports.assert_away()
-            listening = ports.cache._subscription
-            await eventually(lambda: listening._missed)  # it has given up the subscription
+            await eventually(lambda: not ports.cache.hears)  # it has given up the subscription
             patch.setattr(redis_subscription, "QUIET_SECONDS", PATIENT)
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -214,8 +222,7 @@ async def test_swallowed_by_the_network_and_back(
             with impatient(ports.redis):
                 for _ in range(20):
                     await ports.assert_away()
-                listening = ports.cache._subscription
-                await eventually(lambda: listening._missed)
+                await eventually(lambda: not ports.cache.hears)
                 proxy.heal()  # no probe with more patience has been swallowed before
         await eventually(ports.back)
         await ports.assert_working()
@@ -252,6 +259,7 @@ async def test_a_lost_subscription_tells_of_the_gap_and_hears_again(server: Redi
     async with administering(server.address) as client:
         assert await client.client_kill_filter(_type="pubsub") == 1
         await eventually(lambda: ports.gaps == 1)
+        assert ports.losses == 1
         other = Ports(server.address)
         await other.start()
         await other.cache.drop({"url:told": 1})

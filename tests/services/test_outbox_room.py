@@ -25,10 +25,11 @@ async def test_to_mark_a_large_row_writes_little(tmp_path: Path) -> None:
         with sqlite3.connect(path) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.close()
-        [row] = await database.fetch(CLAIM_FRESH, batch=10)
+        now = datetime.now(UTC)
+        [row] = await database.fetch(CLAIM_FRESH, batch=10, now=now, never=now)
         async with database.transaction() as tx:
-            assert await tx.execute(MARK, now=datetime.now(UTC), ids=[row["id"]]) == 1
+            assert await tx.execute(MARK, now=now, ids=[row["id"]]) == 1
         assert 0 < log_size(path) < len(PAYLOAD) / 10
-        assert await database.fetch(CLAIM_FRESH, batch=10) == []
+        assert await database.fetch(CLAIM_FRESH, batch=10, now=now, never=now) == []
     finally:
         await database.close()

@@ -13,6 +13,7 @@ from refract.runtime.ports import Database
 from refract.runtime.server import HttpServer
 from refract.runtime.statements import Statement
 from refract.services.links.redirect.fast import FastRedirect
+from refract.services.links.redirect.memory import VOUCHED_SECONDS
 from tests.support.clocks import START
 from tests.support.databases import Location
 from tests.support.http import Answer, Client, fetch
@@ -203,7 +204,7 @@ async def test_what_was_seen_to_be_gone_is_not_followed_again(redirects: Redirec
     async with redirects.database.transaction() as tx:  # and nobody was told
         await tx.execute(DISABLE, code=code)
     await _forget_copies(redirects, instance, code)
-    redirects.clock.advance(61)
+    redirects.clock.advance(VOUCHED_SECONDS)
     assert (await both(instance, code))[0] == 410
     redirects.guarded.fetch = away
     await _forget_copies(redirects, instance, code)
@@ -313,12 +314,12 @@ async def test_redirects_go_on_while_redis_comes_and_goes(
                 await eventually(lambda: client.exists(f"url:{codes[0]}"))
                 await client.flushall()
                 for code in codes:
-                    world.clock.advance(7)  # L1 asks again from time to time
+                    world.clock.advance(VOUCHED_SECONDS / 8)  # L1 asks again from time to time
                     async with client.pipeline(transaction=True) as together:  # or a copy may come in between
                         together.delete(f"url:{code}")
                         together.lpush(f"url:{code}", "not", "a", "copy")
                         await together.execute()
-                world.clock.advance(61)
+                world.clock.advance(VOUCHED_SECONDS)
             await asyncio.to_thread(server.kill)
             for _ in range(10):
                 world.clock.advance(61)

@@ -110,14 +110,14 @@ async def test_a_link_in_use_is_renewed_before_it_is_too_old_and_nobody_waits(re
             await tx.execute(DISABLE, code=gone)
         await instance.cache.drop({f"{KEY_PREFIX}{gone}": 10})  # the copy that all share, but not ours
         memory.entries[gone.encode()] = held
-        redirects.clock.advance(50)
+        redirects.clock.advance(500)
         for each in (code, gone):
             assert (await client.get(f"/{each}")).status == 301
         await eventually(lambda: memory.entries[code.encode()] is not first)
-        assert memory.entries[code.encode()].fresh_until == first.fresh_until + 50
+        assert memory.entries[code.encode()].fresh_until == first.fresh_until + 500
         await eventually(lambda: gone.encode() not in memory.entries)
         assert (await client.get(f"/{gone}")).status == 410
-        redirects.clock.advance(50)
+        redirects.clock.advance(500)
         assert (await client.get(f"/{code}")).headers["location"] == "https://example.com/1"
 
 

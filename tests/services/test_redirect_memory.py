@@ -1,13 +1,16 @@
 """L1: what is kept, for how long, what goes first, and that a slow fill never undoes a drop."""
 
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.services.links.redirect import memory as memory_module
-from refract.services.links.redirect.memory import Memory
+from refract.services.links.redirect.memory import FRESH_SECONDS, STALE_SECONDS, VOUCHED_SECONDS, Memory
 from tests.support.clocks import ManualClock
+from tests.support.waiting import eventually
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,11 @@ class Entry:
     name: str
     fresh_until: float = 60.0
     stale_until: float = 3600.0
+    renew_at: float = 30.0
+
+    def renewed(self, lifetimes: tuple[float, float, float]) -> "Entry":
+        renew_at, fresh_until, stale_until = lifetimes
+        return Entry(self.name, fresh_until, stale_until, renew_at)
 
 
 @pytest.fixture
@@ -172,3 +180,161 @@ async def test_drops_of_the_cache_are_heard_and_other_keys_are_not_ours(memory: 
     await cache.drop({"url:a": 3, "b": 1, "uri:b": 1})
     assert set(memory.entries) == {b"b"}
     assert not memory.keep(b"a", Entry("old"), before)
+
+
+# Whether drops are heard
+
+
+class Channel(EmbeddedCache):
+    """A cache that can be made deaf."""
+
+    def __init__(self, *, hears: bool = True, misses_nothing: bool = False) -> None:
+        super().__init__(misses_nothing=misses_nothing)
+        self.hears = hears
+        self._warned: list[Callable[[], None]] = []
+
+    def on_invalidation(
+        self,
+        dropped: Callable[[Sequence[str]], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None] | None = None,
+    ) -> None:
+        super().on_invalidation(dropped, gap, deaf)
+        assert deaf is not None
+        self._warned.append(deaf)
+
+    def lose(self) -> None:
+        self.hears = False
+        for deaf in self._warned:
+            deaf()
+
+    def recover(self) -> None:
+        self.hears = True
+        self.tell_gap()
+
+
+@pytest.fixture
+def channel(memory: Memory[Entry]) -> Channel:
+    channel = Channel()
+    memory.listen(channel)
+    return channel
+
+
+def fill(memory: Memory[Entry], *names: str) -> None:
+    """Remember links as they are found now."""
+    for name in names:
+        assert memory.keep(name.encode(), Entry(name).renewed(memory.lifetimes(None)), memory.ticket)
+
+
+def freshness(memory: Memory[Entry]) -> dict[bytes, float]:
+    return {code: entry.fresh_until for code, entry in memory.entries.items()}
+
+
+@pytest.mark.parametrize(
+    ("channel", "fresh"),
+    [
+        (Channel(hears=False), FRESH_SECONDS),
+        (Channel(), VOUCHED_SECONDS),
+        (Channel(misses_nothing=True), STALE_SECONDS),
+    ],
+    ids=["not heard", "heard", "never missed"],
+)
+def test_an_entry_is_fresh_for_as_long_as_drops_vouch_for_it(
+    memory: Memory[Entry], clock: ManualClock, channel: Channel, fresh: float
+) -> None:
+    memory.listen(channel)
+    clock.advance(1000)
+    renew_at, *others = memory.lifetimes(None)
+    assert others == [1000 + fresh, 1000 + STALE_SECONDS]
+    assert 1000 + 0.4 * fresh <= renew_at <= 1000 + 0.75 * fresh
+    assert memory.lifetimes(1e9)[1] == 1000 + FRESH_SECONDS, "one that expires keeps to the minute"
+
+
+def test_moments_are_shared_and_never_later_than_they_should_be(
+    memory: Memory[Entry], clock: ManualClock, channel: Channel
+) -> None:
+    clock.advance(0.01)
+    _, *first = memory.lifetimes(None)
+    clock.advance(0.23)
+    _, *second = memory.lifetimes(None)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    clock.advance(0.01)
+    _, *third = memory.lifetimes(None)
+    assert third == [moment + 0.25 for moment in first] == [VOUCHED_SECONDS + 0.25, STALE_SECONDS + 0.25]
+
+
+async def test_when_drops_are_no_longer_heard_entries_are_fresh_for_a_minute_more(
+    memory: Memory[Entry], clock: ManualClock, channel: Channel
+) -> None:
+    entries = memory.entries
+    fill(memory, "nearly over")
+    clock.advance(VOUCHED_SECONDS - 10)
+    fill(memory, "a", "b", "c")
+    before = dict(entries)
+    clock.advance(7)
+    channel.lose()
+    now = clock.monotonic()
+    await eventually(lambda: memory._doubting is None)
+    assert memory.entries is entries
+    assert freshness(memory) == {b"nearly over": now + 3} | dict.fromkeys((b"a", b"b", b"c"), now + FRESH_SECONDS)
+    assert list(entries) == [b"nearly over", b"a", b"b", b"c"], "it was not asked for, and stays where it was"
+    for code in (b"a", b"b", b"c"):
+        assert now + 0.4 * FRESH_SECONDS <= entries[code].renew_at <= now + 0.75 * FRESH_SECONDS
+        assert entries[code].stale_until == before[code].stale_until
+    fill(memory, "d")
+    assert freshness(memory)[b"d"] == now + FRESH_SECONDS, "what is made while nothing is heard has a minute, too"
+
+
+async def test_an_entry_that_is_to_be_renewed_already_is_not_put_off(
+    memory: Memory[Entry], clock: ManualClock, channel: Channel
+) -> None:
+    fill(memory, "a")
+    renew_at = memory.entries[b"a"].renew_at
+    clock.advance(0.76 * VOUCHED_SECONDS)
+    channel.lose()
+    assert memory.entries[b"a"].renew_at == renew_at
+
+
+async def test_entries_are_there_for_an_hour_though_drops_are_not_heard(
+    memory: Memory[Entry], clock: ManualClock, channel: Channel
+) -> None:
+    fill(memory, "a", "b")
+    channel.lose()
+    clock.advance(STALE_SECONDS - 1)
+    await channel.drop({"url:b": 2})
+    stale = memory.stale(b"a")
+    assert stale is not None
+    assert stale.fresh_until == FRESH_SECONDS
+    assert memory.stale(b"b") is None
+    clock.advance(1)
+    assert memory.stale(b"a") is None
+
+
+async def test_others_have_their_turn_while_many_entries_are_doubted(
+    memory: Memory[Entry], channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "DOUBTS_AT_ONCE", 10)
+    fill(memory, *map(str, range(100)))
+    channel.lose()
+    assert list(freshness(memory).values()) == [FRESH_SECONDS] * 10 + [VOUCHED_SECONDS] * 90
+    memory.drop(b"50")
+    fill(memory, "60")
+    await eventually(lambda: memory._doubting is None)
+    assert set(freshness(memory).values()) == {FRESH_SECONDS}
+    assert set(memory.entries) == {b"%d" % number for number in range(100)} - {b"50"}
+
+
+async def test_what_is_found_when_drops_are_heard_again_is_not_doubted(
+    memory: Memory[Entry], channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "DOUBTS_AT_ONCE", 1)
+    fill(memory, "a", "b", "c")
+    channel.lose()
+    channel.recover()
+    assert not memory.entries
+    fill(memory, "b", "c")
+    turns = 10
+    while memory._doubting is not None or turns:
+        await asyncio.sleep(0)
+        turns -= 1
+    assert set(freshness(memory).values()) == {VOUCHED_SECONDS}

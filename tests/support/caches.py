@@ -24,6 +24,11 @@ class OwnKeys:
         """As the cache inside."""
         return self._cache.misses_nothing
 
+    @property
+    def hears(self) -> bool:
+        """As the cache inside."""
+        return self._cache.hears
+
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """Read under names of our own."""
         return await self._cache.get_many([self._namespace + key for key in keys])
@@ -36,9 +41,16 @@ class OwnKeys:
         """Forget under names of our own."""
         await self._cache.drop({self._namespace + key: order for key, order in orders.items()})
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
+    def on_invalidation(
+        self,
+        dropped: Callable[[Sequence[str]], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None] | None = None,
+    ) -> None:
         """Hear of keys by the names that the test knows."""
-        self._cache.on_invalidation(lambda keys: dropped([key.removeprefix(self._namespace) for key in keys]), gap)
+        self._cache.on_invalidation(
+            lambda keys: dropped([key.removeprefix(self._namespace) for key in keys]), gap, deaf
+        )
 
     async def ping(self) -> None:
         """As the cache inside."""

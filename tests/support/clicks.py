@@ -63,7 +63,7 @@ class GuardedDatabase:
         self.announced = database.announced
         self.close = database.close
 
-    async def post(self, *messages: Message) -> None:
+    async def post(self, *messages: Message, held: float = 0.0) -> list[str]:
         """A post to the database, held up before it is made."""
         self.waiting += 1
         try:
@@ -72,8 +72,9 @@ class GuardedDatabase:
             self.waiting -= 1
         if self.trouble is not None:
             raise self.trouble
-        await self._database.post(*messages)
+        ids = await self._database.post(*messages, held=held)
         self._notes.append("commit")
+        return ids
 
     async def ping(self) -> None:
         """Ask it, unless it is to be away."""

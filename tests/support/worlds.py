@@ -116,7 +116,7 @@ class World:
         """An outbox row as if it had been announced at that moment, in the order of OUTBOX_COLUMNS."""
         milliseconds = f"{round(moment.timestamp() * 1000):012x}"
         row_id = f"{milliseconds[:8]}-{milliseconds[8:]}-{new_event_id()[14:]}"
-        return row_id, self.buses.exchange, Noted.routing_key(), "{}", f"message-{number}", "", False, moment
+        return row_id, self.buses.exchange, Noted.routing_key(), "{}", f"message-{number}", "", False, moment, None
 
     async def publish(self, *events: Event) -> None:
         """Publish events past the outbox; all of them are taken."""

@@ -94,6 +94,7 @@ async def _run_service(
             trusted_proxies=settings.trusted_proxies,
             checks={} if redis is None else {"redis": redis.ping},
             records=records,
+            hands_over=True,
         )
         state = None if redis is None else DistributedStateStore(redis)
         extras = Extras(cache, limiter, settings.jwt_secrets[0], state)

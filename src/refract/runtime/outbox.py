@@ -54,6 +54,7 @@ _FRESH = """
     SELECT {columns}
     FROM outbox
     WHERE published_at IS NULL AND attempts = 0
+        AND (next_attempt_at IS NULL OR next_attempt_at <= :now OR next_attempt_at > :never)
     ORDER BY id
     LIMIT :batch
 """
@@ -67,7 +68,7 @@ _FAILED = """
 
 CLAIM_FRESH = Statement(
     "outbox_claim_fresh",
-    "Takes new rows that no other relay holds: by state, never by the last id seen, which loses late commits.",
+    "Takes new rows that nobody else holds: by state, never by the last id seen, which loses late commits.",
     f"{_FRESH.format(columns=_COLUMNS)} FOR UPDATE SKIP LOCKED",
     sqlite=_FRESH.format(columns=_COLUMNS_SQLITE),
 )
@@ -84,6 +85,15 @@ MARK = Statement(
     sqlite="""
     UPDATE outbox SET published_at = :now, room = NULL, last_error = NULL
     WHERE id IN (SELECT value FROM json_each(:ids))
+    """,
+)
+GIVE_BACK = Statement(
+    "outbox_give_back",
+    "Leaves rows to any relay that were held for whoever saved them.",
+    "UPDATE outbox SET next_attempt_at = NULL WHERE id = ANY(:ids) AND published_at IS NULL AND attempts = 0",
+    sqlite="""
+    UPDATE outbox SET next_attempt_at = NULL
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND published_at IS NULL AND attempts = 0
     """,
 )
 POSTPONE = Statement(
@@ -281,7 +291,7 @@ class Relay:
         never = now + 2 * timedelta(seconds=LONGEST_PAUSE)
         async with self._claiming:
             return (
-                await database.fetch(claims.fresh, batch=limit),
+                await database.fetch(claims.fresh, now=now, never=never, batch=limit),
                 await database.fetch(claims.failed, now=now, never=never, batch=RETRIES),
             )
 

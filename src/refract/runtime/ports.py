@@ -55,8 +55,12 @@ class Database(Reads, Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Begin; commit at the end of the block, roll back when it raises."""
 
-    async def post(self, *messages: Message) -> None:
-        """Save messages in a transaction of their own: the short road of a group commit."""
+    async def post(self, *messages: Message, held: float = 0.0) -> list[str]:
+        """Save messages in a transaction of their own, the short road of a group commit; returns the ids of their rows.
+
+        Those that are `held` are for the caller to send: nobody is woken for them, and no relay takes them before so
+        many seconds are over.
+        """
 
     async def announced(self, timeout: float) -> None:
         """Return when something was announced, here or in another process, or after `timeout` seconds."""
@@ -134,6 +138,10 @@ class Cache(Protocol):
     def misses_nothing(self) -> bool:
         """Whether every drop is heard for sure, so that what was not dropped is true for as long as one likes."""
 
+    @property
+    def hears(self) -> bool:
+        """Whether every drop that the cache takes is heard at present; if one is missed, `gap` will be called."""
+
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values in the order of the keys; None where there is none."""
 
@@ -143,8 +151,16 @@ class Cache(Protocol):
     async def drop(self, orders: Mapping[str, int]) -> None:
         """Forget keys up to an order number, leave a short tombstone, and tell every process."""
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
-        """Call `dropped` with the keys that any process drops, and `gap` whenever some may have been missed."""
+    def on_invalidation(
+        self,
+        dropped: Callable[[Sequence[str]], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `dropped` with the keys that any process drops, and `gap` whenever some may have been missed.
+
+        `deaf` is called once for each time that drops are no longer heard; when they are heard again, it is a gap.
+        """
 
     async def ping(self) -> None:
         """Return if it answers; raise Unavailable if not."""

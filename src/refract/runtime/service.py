@@ -46,6 +46,8 @@ class Foundation:
     """Of a service that writes or reads topics: in distributed mode only those that need Kafka have it."""
     rush: Rush | None = None
     """Of a process in which what can wait works at the cost of redirects, and rests while there is one."""
+    hands_over: bool = False
+    """Whether what is saved in large numbers is sent on from memory: where a relay would read it over a network."""
 
 
 @dataclass(frozen=True, slots=True)

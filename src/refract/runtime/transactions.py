@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from refract.kernel.errors import Invalid, RefractError
@@ -18,7 +18,17 @@ ACQUIRE_TIMEOUT = 5.0
 COMMAND_TIMEOUT = 10.0
 """Seconds that one statement may take."""
 
-OUTBOX_COLUMNS = ("id", "exchange", "event_type", "payload", "message_id", "correlation_id", "mandatory", "created_at")
+OUTBOX_COLUMNS = (
+    "id",
+    "exchange",
+    "event_type",
+    "payload",
+    "message_id",
+    "correlation_id",
+    "mandatory",
+    "created_at",
+    "next_attempt_at",
+)
 
 
 class StatementFailed(RefractError):
@@ -78,9 +88,10 @@ class Outgoing:
         self._over = self._over or reason
 
 
-def outbox_rows(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-    """The rows that keep messages, in the order of OUTBOX_COLUMNS."""
+def outbox_rows(messages: Sequence[Message], held: float = 0.0) -> list[tuple[Any, ...]]:
+    """The rows that keep messages, in the order of OUTBOX_COLUMNS; no relay takes them while they are `held`."""
     now = datetime.now(UTC)
+    due = now + timedelta(seconds=held) if held else None
     return [
         (
             new_event_id(),  # version 7: rows lie in their index in the order in which they were written
@@ -91,6 +102,7 @@ def outbox_rows(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
             message.correlation_id,
             message.mandatory,
             now,
+            due,
         )
         for message in messages
     ]

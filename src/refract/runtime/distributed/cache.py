@@ -103,9 +103,15 @@ class DistributedCache:
         self._channel = channel
         self._name = secrets.token_hex(8)
         self._listeners: list[tuple[Callable[[Sequence[str]], None], Callable[[], None]]] = []
-        self._subscription = RedisSubscription(redis, channel, self._hear, self._tell_gap)
+        self._warned: list[Callable[[], None]] = []
+        self._subscription = RedisSubscription(redis, channel, self._hear, self._tell_gap, self._tell_deaf)
         self._owed: dict[str, int] = {}
         self._paying: asyncio.Task[None] | None = None
+
+    @property
+    def hears(self) -> bool:
+        """Whether every drop that Redis takes is heard at present; if one is missed, `gap` will be called."""
+        return self._subscription.hears
 
     async def start(self) -> None:
         """Begin to hear what other processes drop."""
@@ -146,9 +152,17 @@ class DistributedCache:
             self._owe(orders)
         self._tell_dropped(list(orders))
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
-        """Call `dropped` with the keys that any process drops, and `gap` whenever some may have been missed."""
+    def on_invalidation(
+        self,
+        dropped: Callable[[Sequence[str]], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `dropped` with the keys that any process drops, `gap` whenever some may have been missed, and `deaf`
+        once for each time that they are no longer heard."""
         self._listeners.append((dropped, gap))
+        if deaf is not None:
+            self._warned.append(deaf)
 
     async def ping(self) -> None:
         """Return if it answers and has taken every drop; raise Unavailable if not."""
@@ -216,6 +230,10 @@ class DistributedCache:
     def _tell_gap(self) -> None:
         for _, gap in self._listeners:
             gap()
+
+    def _tell_deaf(self) -> None:
+        for deaf in self._warned:
+            deaf()
 
 
 def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:

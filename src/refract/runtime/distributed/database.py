@@ -50,10 +50,11 @@ NOTIFY_PAUSE = 0.1
 PING = Statement("ping", "Asks for an answer.", "SELECT 1 AS answer")
 
 _INSERT = f"INSERT INTO outbox ({', '.join(OUTBOX_COLUMNS)})"
-_INSERT_ONE = f"{_INSERT} VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+_INSERT_ONE = f"{_INSERT} VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 _INSERT_MANY = (
     f"{_INSERT} SELECT * FROM unnest"  # noqa: S608  # names, not values
-    "($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::boolean[], $8::timestamptz[])"
+    "($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::boolean[], $8::timestamptz[], "
+    "$9::timestamptz[])"
 )
 
 
@@ -124,15 +125,17 @@ class PostgresDatabase:
         if transaction.announced:
             self._tell()
 
-    async def post(self, *messages: Message) -> None:
-        """Save messages in a transaction of their own."""
+    async def post(self, *messages: Message, held: float = 0.0) -> list[str]:
+        """Save messages in a transaction of their own; returns the ids of their rows."""
         if not messages:
-            return
-        rows = outbox_rows(messages)
+            return []
+        rows = outbox_rows(messages, held)
         async with self._posts.connection() as connection:
             with translated("post", refusals=REFUSES_WRITES):
                 await _insert(connection, rows)
-        self._tell()
+        if not held:
+            self._tell()
+        return [row[0] for row in rows]
 
     async def announced(self, timeout: float) -> None:
         """Return when something was announced here or in another process, or after `timeout` seconds."""

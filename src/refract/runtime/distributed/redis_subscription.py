@@ -1,4 +1,4 @@
-"""A channel that is listened to for as long as the process lives, and whose gaps are told."""
+"""A channel that is listened to for as long as the process lives; when it falls silent, and its gaps, are told."""
 
 import asyncio
 import logging
@@ -17,21 +17,31 @@ _logger = logging.getLogger("refract.redis")
 
 
 class RedisSubscription:
-    """Calls `hear` with each message of a channel, and `gap` when it listens again after it could not."""
+    """Calls `hear` with each message of a channel, `deaf` when it can no longer, and `gap` when it can again."""
 
     def __init__(
-        self, redis: RedisConnection, channel: str, hear: Callable[[bytes], None], gap: Callable[[], None]
+        self,
+        redis: RedisConnection,
+        channel: str,
+        hear: Callable[[bytes], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None],
     ) -> None:
+        self.hears = False
+        """Redis tells a subscriber everything in its order, or ends the connection: until that is seen, or nothing has
+        come for twice QUIET_SECONDS, each message is taken to be heard."""
         self._redis = redis
         self._subscribe = packed("SUBSCRIBE", channel)
         self._hear = hear
         self._gap = gap
+        self._deaf = deaf
         self._missed = False
         self._tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to listen; when this returns, every later message is heard, or `gap` will be called."""
+        self._missed = self._redis.away is not None  # nobody waits for the first try then, and that may succeed
         self._task = asyncio.create_task(self._listen_for_ever(), name="redis subscription")
         if self._redis.away is None:
             await self._tried.wait()
@@ -69,9 +79,24 @@ class RedisSubscription:
             (confirmed,) = await exchange(connection, [self._subscribe])
         if isinstance(confirmed, ResponseError):
             raise confirmed
-        if self._missed:
-            self._gap()
-        self._tried.set()
+        self.hears = True
+        try:
+            if self._missed:
+                self._gap()
+            self._tried.set()
+            await self._hear_all(connection)
+        finally:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Say so before anything else is tried; whoever fails to take it in keeps nobody from listening again."""
+        self.hears = False
+        try:
+            self._deaf()
+        except Exception:
+            _logger.exception("the loss of a subscription could not be handled")
+
+    async def _hear_all(self, connection: Connection) -> None:
         asked = False
         while True:
             reply = await connection.read_response(timeout=QUIET_SECONDS)

@@ -20,6 +20,8 @@ class EmbeddedCache:
     Whoever makes one that `misses_nothing` calls `tell_gap` when another process has written to the database.
     """
 
+    hears = True
+
     def __init__(self, clock: Clock | None = None, capacity: int = 100_000, *, misses_nothing: bool = False) -> None:
         self._clock = clock or SystemClock()
         self._capacity = capacity
@@ -60,7 +62,12 @@ class EmbeddedCache:
         for dropped, _ in self._listeners:
             dropped(list(orders))
 
-    def on_invalidation(self, dropped: Callable[[Sequence[str]], None], gap: Callable[[], None]) -> None:
+    def on_invalidation(
+        self,
+        dropped: Callable[[Sequence[str]], None],
+        gap: Callable[[], None],
+        deaf: Callable[[], None] | None = None,  # noqa: ARG002  # it never is
+    ) -> None:
         """Call `dropped` with the keys that are dropped; inside one process none is ever missed."""
         self._listeners.append((dropped, gap))
 

@@ -83,18 +83,20 @@ class EmbeddedDatabase:
         if transaction.announced:
             self._bell.ring()
 
-    async def post(self, *messages: Message) -> None:
-        """Save messages in a transaction of their own."""
+    async def post(self, *messages: Message, held: float = 0.0) -> list[str]:
+        """Save messages in a transaction of their own; returns the ids of their rows."""
         self._check_open()
         await self._wait_for_turn()
         try:
-            await self._writer.run("post", partial(_post, messages))
+            ids = await self._writer.run("post", partial(_post, messages, held))
         except BaseException:
             self._writer.run_unattended("rollback", _roll_back)
             raise
         finally:
             self._turn.release()
-        self._bell.ring()
+        if not held:
+            self._bell.ring()
+        return ids
 
     async def announced(self, timeout: float) -> None:
         """Return when something was announced here, when another process committed, or after `timeout` seconds."""
@@ -211,21 +213,25 @@ def _commit(messages: Sequence[Message], connection: sqlite3.Connection) -> None
     _step(messages, lambda connection: connection.execute("COMMIT"), connection)
 
 
-def _post(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
-    if len(messages) > 1:
-        _commit(messages, connection)
-    elif messages:
-        # Outside of a transaction a statement is one itself.
-        _save(messages, connection)
+def _post(messages: Sequence[Message], held: float, connection: sqlite3.Connection) -> list[str]:
+    if not messages:
+        return []
+    if len(messages) == 1:  # outside of a transaction a statement is one itself
+        return _save(messages, connection, held)
+    connection.execute("BEGIN IMMEDIATE")
+    ids = _save(messages, connection, held)
+    connection.execute("COMMIT")
+    return ids
 
 
-def _save(messages: Sequence[Message], connection: sqlite3.Connection) -> None:
-    """Write messages to the outbox: short ones as the texts they are, long ones packed."""
-    rows = [list(row) for row in outbox_rows(messages)]
+def _save(messages: Sequence[Message], connection: sqlite3.Connection, held: float = 0.0) -> list[str]:
+    """Write messages to the outbox: short ones as the texts they are, long ones packed; returns their ids."""
+    rows = [list(row) for row in outbox_rows(messages, held)]
     for row in rows:
         if len(row[_PAYLOAD]) >= WORTH_PACKING:
             row[_PAYLOAD] = packed(to_sqlite(row[_PAYLOAD]).encode())
     sqlite.insert_many(connection, "outbox", OUTBOX_COLUMNS, rows)
+    return [row[0] for row in rows]
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

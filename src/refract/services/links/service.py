@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from refract.runtime.client_address import ClientAddresses
+from refract.runtime.handover import Handover
 from refract.runtime.ports import Cache, RateLimiter
 from refract.runtime.request_log import RequestLog
 from refract.runtime.service import Foundation, Service, Task, compose
@@ -29,7 +30,7 @@ from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
-from refract.services.links.redirect.memory import FRESH_SECONDS, STALE_SECONDS, Memory
+from refract.services.links.redirect.memory import Memory
 from refract.services.links.redirect.routes import redirect_route
 from refract.services.links.redirect.spool import Spool
 from refract.services.links.redirect.visitors import Visitors
@@ -44,7 +45,8 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     await lease.acquire()
     safety = await _safety(foundation, settings)
     sweeper, leaving = Sweeper(database, cache, clock), Leaving(database, cache, clock)
-    clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes))
+    handover = _handover(foundation)
+    clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes), handover)
     log = RequestLog(WIRE_NAME, settings.redirect_log_sample, metrics=foundation.metrics, route="/{code}")
     redirects = await _redirects(foundation, settings, cache, clicks)
 
@@ -61,6 +63,8 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
         queues=QUEUES,
         reactions=[invalidations(cache), totals(), departures(leaving)],
         tasks=[
+            # Before those that save clicks, and so stopped after them.
+            *([] if handover is None else [Task("handover", handover.run, handover.drain)]),
             Task("worker lease", lease.run, lease.release),
             Task("sweeper", sweeper.run, safety.close),
             Task("search merging", SearchMerging(database).run),
@@ -69,6 +73,18 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
         ],
         fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
         can_wait=UrlClicked.routing_key(),
+    )
+
+
+def _handover(foundation: Foundation) -> Handover | None:
+    if not foundation.hands_over:
+        return None
+    return Handover(
+        WIRE_NAME,
+        database=foundation.database,
+        bus=foundation.bus,
+        clock=foundation.clock,
+        metrics=foundation.metrics,
     )
 
 
@@ -127,8 +143,7 @@ async def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
 
 async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cache, clicks: ClickWriter) -> Redirects:
     salt = settings.click_salt or await kept_secret(foundation.database, "CLICK_SALT")
-    fresh = STALE_SECONDS if cache.misses_nothing else FRESH_SECONDS
-    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic, fresh=fresh)
+    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
     memory.listen(cache)
     lookup = Lookup(cache, foundation.database, foundation.clock)
 

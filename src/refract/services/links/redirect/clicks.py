@@ -10,6 +10,7 @@ from refract.kernel.errors import Unavailable
 from refract.kernel.events import LINK_EXCHANGE
 from refract.kernel.ids import new_event_id
 from refract.runtime.fast_path import HeldAnswer
+from refract.runtime.handover import Handover
 from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database
@@ -59,8 +60,11 @@ class ClickWriter:
     While the database is away, clicks go to the spool, and from there into the outbox once it answers again.
     """
 
-    def __init__(self, database: Database, clock: Clock, metrics: Metrics, spool: Spool) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, metrics: Metrics, spool: Spool, handover: Handover | None = None
+    ) -> None:
         self._database = database
+        self._outbox = handover or database
         self._clock = clock
         self._spool = spool
         self._shelter = Shelter(spool, clock, metrics)
@@ -269,7 +273,7 @@ class ClickWriter:
         return True
 
     async def _post(self, *bodies: bytes) -> None:
-        await self._database.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, body, new_event_id()) for body in bodies))
+        await self._outbox.post(*(Message(LINK_EXCHANGE, _ROUTING_KEY, body, new_event_id()) for body in bodies))
 
     def _settle(self, batch: Batch) -> None:
         """The clicks are safe, or given up: let their answers go, once, and while the next flush is on its way."""

@@ -26,7 +26,7 @@ from refract.services.links.redirect.memory import FRESH_SECONDS, Memory
 from refract.services.links.redirect.records import LinkRecord
 from refract.services.links.redirect.renewing import Renewals
 from refract.services.links.redirect.visitors import Visitor, Visitors
-from refract.services.links.redirect.visits import ClientWords, Moment, is_prefetch, link_part, query_part
+from refract.services.links.redirect.visits import OPENING, ClientWords, Moment, is_prefetch, owner_part, query_part
 from refract.services.links.settings import Durability
 
 log = logging.getLogger(__name__)
@@ -44,29 +44,34 @@ _FIRST_LINES = {status: status_line(status) for status in REDIRECT_STATUSES}
 
 
 class Prepared(Struct, gc=False, frozen=True):
-    """An active link: its answer as bytes, the beginning of its clicks, and how long both may be used.
+    """An active link: its answer as bytes, what its clicks say of it, and how long both may be used.
 
-    The garbage collector need not look at it: there are a hundred thousand, and none leads back to itself.
+    `code` is the very key under which it is remembered: whoever has found it has that at hand. The garbage collector
+    need not look at it: there are a hundred thousand, and none leads back to itself.
     """
 
     status: int
     first_line: bytes
     fields: bytes
-    click: bytes
+    code: bytes
+    owner: bytes
     order: int
     renew_at: float
     fresh_until: float
     stale_until: float
 
     @classmethod
-    def of(cls, record: LinkRecord, seconds_left: float | None, lifetimes: tuple[float, float, float]) -> Self:
+    def of(
+        cls, code: bytes, record: LinkRecord, seconds_left: float | None, lifetimes: tuple[float, float, float]
+    ) -> Self:
         """The link with its answer."""
         status, fields = record.redirect_status, redirect_fields(record, seconds_left)
-        return cls(status, _FIRST_LINES[status], fields, link_part(record), record.order, *lifetimes)
+        owner = owner_part(record.user_id, record.user_email)
+        return cls(status, _FIRST_LINES[status], fields, code, owner, record.order, *lifetimes)
 
     def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
         """The same for longer."""
-        return type(self)(self.status, self.first_line, self.fields, self.click, self.order, *lifetimes)
+        return type(self)(self.status, self.first_line, self.fields, self.code, self.owner, self.order, *lifetimes)
 
     def aged(self, now: float) -> Self:
         """The same for when it is past its freshness: what ends soon may not be kept beyond its end."""
@@ -118,7 +123,7 @@ class Redirects:
         if counts(method, fields):
             self.moment.look()
             visit = self.visit_part(fields, query, self.visitors.of(client))
-            click, _ = self.click(decided.click, visit, correlation_id.encode())
+            click, _ = self.click(decided, visit, correlation_id.encode())
             if self.waits:
                 await self.clicks.recorded(click)
             else:
@@ -144,9 +149,9 @@ class Redirects:
             self.memory.forget(name)  # or it could be followed again while the database is away
         return refusal(found, now, wants_page=_wants_page(fields))
 
-    def renew(self, code: bytes, link: Prepared) -> None:
+    def renew(self, link: Prepared) -> None:
         """Ask for a link again that is in use and will soon be too old; until the answer comes it is used as it is."""
-        self._renewals.soon(code, link)
+        self._renewals.soon(link.code, link)
 
     def _renewed(self, code: bytes, link: Prepared, ticket: int, found: Found) -> None:
         if isinstance(found, Unavailable):
@@ -162,7 +167,7 @@ class Redirects:
 
     def _prepare(self, code: bytes, record: LinkRecord, left: float | None, ticket: int) -> Prepared:
         """The answer as bytes, kept for the next who asks unless it would be another one by then."""
-        prepared = Prepared.of(record, left, self.memory.lifetimes(left))
+        prepared = Prepared.of(code, record, left, self.memory.lifetimes(left))
         if left is None or left >= SAME_ANSWER:
             self.memory.keep(code, prepared, ticket)
         return prepared
@@ -172,13 +177,15 @@ class Redirects:
         words = self._words.of(fields)
         return b"%b,%b%b" % (visitor.fragment, words, query_part(query) if query else b"")
 
-    def click(self, link: bytes, visit: bytes, correlation_id: bytes | None) -> tuple[bytes, bytes]:
+    def click(self, link: Prepared, visit: bytes, correlation_id: bytes | None) -> tuple[bytes, bytes]:
         """The event as JSON, at `moment`, and its correlation id: the event's own where the caller has none."""
         event_id = new_event_id().encode()
         if correlation_id is None:
             correlation_id = event_id
-        return b'%b%b%b%b","correlation_id":"%b"}' % (
-            link,
+        return b'%b%b%b%b%b%b","correlation_id":"%b"}' % (
+            OPENING,
+            link.code,
+            link.owner,
             visit,
             self.moment.part,
             event_id,

@@ -102,7 +102,7 @@ class FastRedirect(FastPath):
             if not admitted:
                 self._fail(held, _LIMITED, fields, limits)
                 return held
-        if link is not None and (begun < link.renew_at or self._is_fresh(code, link, begun)):
+        if link is not None and (begun < link.renew_at or self._is_fresh(link, begun)):
             self._answer(held, link, fields, query, visitor, limits)
         else:
             self._look_up(held, code, (fields, query, visitor, limits))
@@ -126,17 +126,17 @@ class FastRedirect(FastPath):
         if not target.startswith(b"/"):
             return None
         guest = cast("Guest", remembered)  # what `remember` made
-        if link is not None and (begun < link.renew_at or self._is_fresh(code, link, begun)):
+        if link is not None and (begun < link.renew_at or self._is_fresh(link, begun)):
             return self._gathering.add(target, link, guest, begun)
         if _CODE.match(code) is None or is_reserved(code.decode("ascii")):
             return None
         return self._look_up_again(target, code, guest, begun)
 
-    def _is_fresh(self, code: bytes, link: Prepared, now: float) -> bool:
+    def _is_fresh(self, link: Prepared, now: float) -> bool:
         """Whether a link that is due for renewal can still be used; it is renewed meanwhile."""
         if now >= link.fresh_until:
             return False
-        self._redirects.renew(code, link)
+        self._redirects.renew(link)
         return True
 
     def _look_up_again(self, target: bytes, code: bytes, guest: Guest, begun: float) -> HeldAnswer:
@@ -187,7 +187,7 @@ class FastRedirect(FastPath):
         click = None
         if counts(held.method, fields):
             visit = redirects.visit_part(fields, query, visitor)
-            click, correlation_id = redirects.click(link.click, visit, correlation_id)
+            click, correlation_id = redirects.click(link, visit, correlation_id)
         elif correlation_id is None:
             correlation_id = new_correlation_id().encode()
         self._send(held, link, click, correlation_id, limits)
@@ -239,7 +239,7 @@ class FastRedirect(FastPath):
                     self._answer(held, decided, fields, query, visitor, limits)
                 else:
                     self._moment.look()
-                    self._send(held, decided, *redirects.click(decided.click, words, None), limits)
+                    self._send(held, decided, *redirects.click(decided, words, None), limits)
                 return
         except Exception:
             log.exception("a redirect failed")

@@ -14,6 +14,7 @@ from refract.runtime.request_log import RequestLog
 from refract.services.links.redirect.answers import Answer, failed, limited, status_line
 from refract.services.links.redirect.engine import Prepared, Redirects
 from refract.services.links.redirect.visitors import Visitor
+from refract.services.links.redirect.visits import OPENING
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,11 @@ class Gathering:
             assert guest is not None, "and the visitor"
             visit.status = link.status
             visit.correlation_id = event_id
-            clicks.append(b"".join((link.click, guest.words, moment, event_id, _AND_CORRELATED, event_id, b'"}')))
+            clicks.append(
+                b"".join(
+                    (OPENING, link.code, link.owner, guest.words, moment, event_id, _AND_CORRELATED, event_id, b'"}')
+                )
+            )
         return clicks
 
     def _admitted(self, admission: Admission, visits: list[Visit]) -> list[Visit]:

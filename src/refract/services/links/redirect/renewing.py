@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from refract.services.links.redirect.lookup import Found, Lookup
 from refract.services.links.redirect.memory import Memory, Remembered
@@ -19,7 +19,7 @@ CODES_AT_ONCE = 128
 
 
 class Renewable(Remembered, Protocol):
-    """A remembered link that can be remembered for longer."""
+    """A remembered link, with what L2 has to know it by."""
 
     @property
     def status(self) -> int:
@@ -28,9 +28,6 @@ class Renewable(Remembered, Protocol):
     @property
     def order(self) -> int:
         """Its version."""
-
-    def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
-        """The same for longer."""
 
 
 T = TypeVar("T", bound=Renewable)
