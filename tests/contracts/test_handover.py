@@ -53,10 +53,12 @@ class Failing:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.fails = False
+        self.tries = 0
         self.post = database.post
 
     def transaction(self) -> object:
         """A transaction, or none."""
+        self.tries += 1
         if self.fails:
             raise Unavailable("database", "away")
         return self._database.transaction()
@@ -262,11 +264,72 @@ async def test_what_could_not_be_noted_is_noted_once_the_database_is_back(
         await eventually(lambda: _are_unpublished(world, 0))
 
 
+async def test_while_nothing_can_be_noted_it_says_so_once_and_soon_leaves_all_to_the_relay(
+    world: World, bus: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handover, "MOST_UNNOTED", 2)
+    monkeypatch.setattr(handover, "NOTED_AT_ONCE", 1)
+    monkeypatch.setattr(handover, "NOTE_SECONDS", 0.001)
+    monkeypatch.setattr(handover, "LONGEST_NOTE_PAUSE", 0.01)
+    database = Failing(world.database)
+    ours = handing_over(world, bus, database)
+    async with world.bus.reader(world.queue) as reader, running(ours.run):
+        await eventually(lambda: on(ours))
+        database.fails = True
+        await ours.post(array(world, 1), array(world, 2))
+        await drain(reader, 1)
+        await eventually(lambda: database.tries > 10)
+        await ours.post(array(world, 3))
+        assert await _are_free(world, 1)
+        database.fails = False
+        await eventually(lambda: _are_unpublished(world, 1))
+    assert [record.getMessage() for record in caplog.records].count("what was sent is not noted yet") == 1
+
+
+async def test_what_has_waited_too_long_is_left_to_the_relay(
+    world: World, bus: Counted, ours: Handover, reader: QueueReader
+) -> None:
+    bus.open.clear()
+    async with running(ours.run):
+        await eventually(lambda: on(ours))
+        await ours.post(array(world, 1))
+        await eventually(lambda: _are_under_way(bus, 1))
+        await ours.post(array(world, 2))
+        world.turn(HELD_SECONDS - handover.LEAST_SECONDS + 0.1)
+        await ours.post(array(world, 3))
+        bus.open.set()
+        assert bodies(await drain(reader, 2)) == [b"[1]", b"[3]"]
+        await eventually(lambda: _are_free(world, 1))
+        await eventually(lambda: _are_unpublished(world, 1))
+
+
+async def test_one_that_is_cancelled_from_inside_ends_and_the_next_goes_on_with_what_it_had(
+    world: World, bus: Counted, ours: Handover, reader: QueueReader
+) -> None:
+    def cancel(_: Message) -> None:
+        raise asyncio.CancelledError
+
+    bus.outcome = cancel
+    going = asyncio.create_task(ours.run())
+    await eventually(lambda: on(ours))
+    await ours.post(array(world, 1))
+    async with asyncio.timeout(30):
+        await asyncio.wait([going])
+    assert going.cancelled()
+    assert not await on(ours)
+    bus.outcome = lambda _: None
+    async with running(ours.run):
+        await eventually(lambda: _are_free(world, 1))
+        await ours.post(array(world, 2))
+        assert bodies(await drain(reader, 1)) == [b"[2]"]
+
+
 async def test_of_many_posts_beside_relays_nothing_is_lost(
     world: World, ours: Handover, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where holds end while their rows are on their way, in which case some are sent twice."""
     monkeypatch.setattr(handover, "HELD_SECONDS", 0.001)
+    monkeypatch.setattr(handover, "LEAST_SECONDS", -FOREVER)
     monkeypatch.setattr(outbox, "POLL_SECONDS", 0.01)
     received: Counter[bytes] = Counter()
     world.turn(FOREVER / 100)

@@ -8,12 +8,14 @@ heard of it by then, because the process was killed or could not send it, any re
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 
 from refract.kernel.clock import Clock
-from refract.kernel.errors import NotPublished, Unavailable
+from refract.kernel.errors import NotPublished, RefractError, Unavailable
 from refract.runtime.joining import joined
-from refract.runtime.messages import Message
+from refract.runtime.messages import PUBLISH_TIMEOUT, Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.outbox import GIVE_BACK, MARK
 from refract.runtime.ports import Database, EventBus
@@ -22,6 +24,10 @@ logger = logging.getLogger("refract.outbox")
 
 HELD_SECONDS = 10.0
 """How long a row is left to whoever saved it: longer than a publish and its mark take, if all goes well."""
+
+LEAST_SECONDS = PUBLISH_TIMEOUT + 0.5
+"""What has to be left of that when a row is sent: a broker that is slow must not get from a relay, too, what is on its
+way already."""
 
 GATHER_SECONDS = 0.02
 """Between the first of some messages and their leaving: those that come together share a message, and its price."""
@@ -33,13 +39,23 @@ MOST_BYTES = 8 * 1024 * 1024
 """What waits at most. More than the broker takes is left to the relay, and lies in the database only."""
 
 NOTE_SECONDS = 0.25
-"""Between two notes of what became of rows: one statement for hundreds of them."""
+LONGEST_NOTE_PAUSE = 2.0
+"""Between two notes of what became of rows, one statement for hundreds of them; and how long that grows in trouble."""
+
+NOTED_AT_ONCE = 2_000
+MOST_UNNOTED = 20_000
+"""Rows in a statement; and how many wait for one at most, while the database takes what is saved and takes no notes."""
 
 REST_SECONDS = 5.0
 """After something could not be sent, all is left to the relay for so long: it knows how to wait for a broker."""
 
-Held = tuple[str, Message]
-"""The id of a row, and what is in it."""
+
+class Held(NamedTuple):
+    """A row that is ours to send until then, in seconds of the clock."""
+
+    row: str
+    message: Message
+    until: float
 
 
 class Handover:
@@ -62,23 +78,37 @@ class Handover:
 
     async def post(self, *messages: Message) -> None:
         """Save messages in a transaction of their own; when this returns, they will be sent, whoever is killed."""
-        if not self._is_on or self._bytes >= MOST_BYTES or self._clock.monotonic() < self._rests_until:
+        now = self._clock.monotonic()
+        if not self._is_on or now < self._rests_until or self._is_full():
             await self._database.post(*messages)
             return
+        until = now + HELD_SECONDS
         ids = await self._database.post(*messages, held=HELD_SECONDS)
-        self._waiting += zip(ids, messages, strict=True)
+        self._waiting += [Held(row, message, until) for row, message in zip(ids, messages, strict=True)]
         self._bytes += sum(len(message.body) for message in messages)
         self._something_waits.set()
 
     async def run(self) -> None:
         """Send for ever."""
         self._is_on = True
+        # Whoever was here before us may have died with something in hand.
+        self._something_waits.set()
+        self._something_to_note.set()
+        tasks = [
+            asyncio.create_task(self._send_for_ever(), name="handover sender"),
+            asyncio.create_task(self._note_for_ever(), name="handover notes"),
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_for_ever(), name="handover sender")
-                group.create_task(self._note_for_ever(), name="handover notes")
+            # Not a group: that would not notice if one of them were cancelled from inside.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
             self._is_on = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def drain(self) -> None:
         """Leave to the relay what has not been sent, and note what has."""
@@ -86,9 +116,13 @@ class Handover:
             await asyncio.wait([self._sending])
         self._leave(self._take(everything=True))
         try:
-            await self._note()
-        except (Unavailable, NotPublished) as error:
+            while self._sent or self._left:
+                await self._note()
+        except RefractError as error:
             logger.warning("what was sent is not noted, and will be sent again", extra={"error": str(error)})
+
+    def _is_full(self) -> bool:
+        return self._bytes >= MOST_BYTES or len(self._sent) + len(self._left) >= MOST_UNNOTED
 
     async def _send_for_ever(self) -> None:
         while True:
@@ -101,21 +135,26 @@ class Handover:
                 await asyncio.shield(self._sending)
 
     async def _note_for_ever(self) -> None:
+        pause = NOTE_SECONDS
         while True:
             await self._something_to_note.wait()
-            await asyncio.sleep(NOTE_SECONDS)
+            await asyncio.sleep(pause)
             self._something_to_note.clear()
             try:
-                await self._note()
-            except Unavailable as error:
-                logger.warning("what was sent is not noted yet", extra={"error": str(error)})
+                while self._sent or self._left:
+                    await self._note()
+                pause = NOTE_SECONDS
+            except RefractError as error:
+                if pause == NOTE_SECONDS:
+                    logger.warning("what was sent is not noted yet", extra={"error": str(error)})
+                pause = min(LONGEST_NOTE_PAUSE, pause * 2)
                 self._something_to_note.set()
 
     def _take(self, *, everything: bool = False) -> list[Held]:
         """The first of those that wait, as many as may leave at once."""
         size = number = 0
-        for number, (_, message) in enumerate(self._waiting, start=1):  # noqa: B007  # how far it came is the answer
-            size += len(message.body)
+        for number, held in enumerate(self._waiting, start=1):  # noqa: B007  # how far it came is the answer
+            size += len(held.message.body)
             if size >= AT_ONCE_BYTES and not everything:
                 break
         taken, self._waiting = self._waiting[:number], self._waiting[number:]
@@ -124,8 +163,12 @@ class Handover:
 
     async def _send(self, held: Sequence[Held]) -> None:
         """Publish; what is not taken is left to the relay, and so is what comes in the next seconds."""
-        messages = list(joined(((message, row) for row, message in held), _is_array))
+        latest = self._clock.monotonic() + LEAST_SECONDS
+        late = list(takewhile(lambda one: one.until < latest, held))  # they stand in the order of their time
+        self._leave(late)
+        held = held[len(late) :]
         try:
+            messages = list(joined(((one.message, one.row) for one in held), _is_array))
             await self._bus.ping()
             outcomes = await self._bus.publish_all([message for message, _ in messages])
         except (Unavailable, NotPublished) as error:
@@ -152,15 +195,14 @@ class Handover:
         logger.warning("events are left to the relay", extra={"error": str(trouble)})
 
     def _leave(self, held: Sequence[Held]) -> None:
-        self._left += [row for row, _ in held]
+        self._left += [one.row for one in held]
         if held:
             self._something_to_note.set()
 
     async def _note(self) -> None:
-        """Mark what was published, and give back what was not; both stay on our lists until that is committed."""
-        sent, left = list(self._sent), list(self._left)
-        if not sent and not left:
-            return
+        """Mark some that were published, and give back some that were not; they stay on our lists until that is
+        committed."""
+        sent, left = self._sent[:NOTED_AT_ONCE], self._left[:NOTED_AT_ONCE]
         async with self._database.transaction() as tx:
             if sent:
                 await tx.execute(MARK, now=self._clock.now(), ids=sent)

@@ -233,7 +233,10 @@ class DistributedCache:
 
     def _tell_deaf(self) -> None:
         for deaf in self._warned:
-            deaf()
+            try:
+                deaf()
+            except Exception:  # the others still have to know
+                _logger.exception("the loss of a subscription could not be handled")
 
 
 def _portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
