@@ -241,6 +241,35 @@ async def test_no_more_leaves_at_once_than_is_put_together_quickly(
     assert [len(batch) for batch in bus.batches] == [1, 1, 1]
 
 
+async def test_what_comes_while_others_are_on_their_way_gathers_too(
+    world: World, bus: Counted, ours: Handover, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with one_under_way(world, bus, ours):
+        await ours.post(array(world, 2))
+        monkeypatch.setattr(handover, "GATHER_SECONDS", FOREVER)
+        bus.open.set()
+        assert bodies(await drain(reader, 1)) == [b"[1]"]
+        await eventually(lambda: _are_unpublished(world, 1))  # a moment in which another could have left
+        assert len(bus.batches) == 1
+    await ours.drain()
+    assert await _are_free(world, 1)
+
+
+async def test_as_much_as_leaves_at_once_does_not_wait_for_more(
+    world: World, bus: Counted, ours: Handover, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "AT_ONCE_BYTES", 6)
+    async with one_under_way(world, bus, ours):
+        monkeypatch.setattr(handover, "GATHER_SECONDS", FOREVER)
+        await ours.post(*(array(world, number) for number in range(2, 7)))
+        bus.open.set()
+        assert bodies(await drain(reader, 3)) == [b"[1]", b"[2,3]", b"[4,5]"]
+        await eventually(lambda: _are_unpublished(world, 1))
+        assert len(bus.batches) == 3
+    await ours.drain()
+    assert await _are_free(world, 1)
+
+
 async def test_at_the_end_what_is_under_way_is_marked_and_the_rest_left_to_the_relay(
     world: World, bus: Counted, ours: Handover, reader: QueueReader
 ) -> None:
