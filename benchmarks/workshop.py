@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 from urllib.parse import urlsplit
 
+import aio_pika
 import asyncpg
 from redis import Redis as RedisClient
 
@@ -215,6 +216,13 @@ class Workshop:
         with RedisClient(host=host, port=int(port)) as client:
             client.flushall()
 
+    def empty_queues(self) -> None:
+        """Throw away what the broker keeps for readers that are not there.
+
+        Left alone it grows with every run, and the broker takes the core for tens of milliseconds to look through it.
+        """
+        asyncio.run(_purge_queues(self.servers[RabbitMQ.variable]))
+
     def _template(self, links: Sequence[SeedLink]) -> Path:
         """A data directory with so many links, made once: filling the search index takes its time."""
         if len(links) not in self._templates:
@@ -235,6 +243,13 @@ async def _declare_queues(url: str) -> None:
             await bus.declare(queue)
     finally:
         await bus.close()
+
+
+async def _purge_queues(url: str) -> None:
+    connection = await aio_pika.connect(url)
+    async with connection, connection.channel() as channel:
+        for queue in QUEUES:
+            await (await channel.get_queue(queue.name, ensure=False)).purge()
 
 
 async def _migrate_and_seed(dsn: str, links: Sequence[SeedLink]) -> None:
