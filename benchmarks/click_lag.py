@@ -1,10 +1,10 @@
-"""How long it takes until a click is a row and a chart, a tenth click a milestone, and an event a notification."""
+"""How long until a click is a row, a chart and on a live stream, a tenth a milestone, and an event a notification."""
 
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,9 +35,11 @@ NOTIFICATIONS = 10_000
 TENTH = 10
 
 ROW, CHART = "click to row", "click to chart"
+SHOWN, LIVE = "10th click to live stream", "its commit to live stream"
 MILESTONE, TOLD = "10th click to milestone", "10th click to notification"
 CREATED = "new link to notification"
-TARGETS = {ROW: 0.5, CHART: 1.0, MILESTONE: 2.0, TOLD: 2.0, CREATED: 2.0}
+TARGETS = {ROW: 0.5, CHART: 1.0, LIVE: 1.0, MILESTONE: 2.0, TOLD: 2.0, CREATED: 2.0}
+"""Of a stream it is asked from the commit on. From the click on, the way to the commit is in it: shown, not judged."""
 LIST_MILLISECONDS = 20.0
 
 MORE = """
@@ -57,7 +59,7 @@ class Services:
     notifications: Ready
     clicks: "asyncpg.Pool[asyncpg.Record]"
     told: "asyncpg.Pool[asyncpg.Record]"
-    lags: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in TARGETS})
+    lags: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in (SHOWN, *TARGETS)})
 
 
 def measure(workshop: Workshop) -> None:
@@ -95,6 +97,7 @@ async def _follow(
         stack.push_async_callback(to_links.close)
         services = Services(links, analytics, notifications, clicks, told)
         await _first_nine(services, slow)
+        streams = [await stack.enter_async_context(_watching(services, code)) for code in slow]
         looking = await asyncpg.connect(str(analytics.database))
         stack.push_async_callback(looking.close)
         flow = Flow(links.port, asking_postgresql(looking, COUNTED), asking_postgresql(to_links, PENDING), {})
@@ -105,7 +108,9 @@ async def _follow(
         await asyncio.gather(
             _in_turn(lambda number: _click(services, probes[number]), PROBES, PROBES_A_SECOND),
             _in_turn(
-                lambda number: _tenth(services, slow[number]), SLOW_PROBES, PROBES_A_SECOND * SLOW_PROBES / PROBES
+                lambda number: _tenth(services, slow[number], streams[number]),
+                SLOW_PROBES,
+                PROBES_A_SECOND * SLOW_PROBES / PROBES,
             ),
             _in_turn(lambda number: _shorten(services, number), SLOW_PROBES, PROBES_A_SECOND * SLOW_PROBES / PROBES),
         )
@@ -152,14 +157,42 @@ async def _click(services: Services, code: str) -> None:
     services.lags[CHART].append(chart - begun)
 
 
-async def _tenth(services: Services, code: str) -> None:
+@asynccontextmanager
+async def _watching(services: Services, code: str) -> AsyncIterator[asyncio.StreamReader]:
+    """The owner's open stream of a link that had nine clicks, up to where it says so."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", services.analytics.port)
+    try:
+        writer.write(call("GET", f"/stats/{code}/live", services.analytics.token))
+        await _shown(reader, TENTH - 1)
+        yield reader
+    finally:
+        writer.close()
+
+
+async def _shown(stream: asyncio.StreamReader, clicks: int) -> float:
+    """When a stream said that there are so many."""
+    async with asyncio.timeout(PATIENCE):
+        await stream.readuntil(b'"total_clicks":%d,' % clicks)
+    return time.monotonic()
+
+
+async def _tenth(services: Services, code: str, stream: asyncio.StreamReader) -> None:
     begun = time.monotonic()
     await _ask(services.links.port, _redirect(code))
     kind = "milestone.reached"
-    milestone, notification = await asyncio.gather(
-        _seen(lambda: _is(services.clicks, "SELECT true FROM milestones WHERE short_code = $1", code)),
+    looks = [begun]
+
+    async def reached() -> bool:
+        looks.append(time.monotonic())
+        return await _is(services.clicks, "SELECT true FROM milestones WHERE short_code = $1", code)
+
+    live, milestone, notification = await asyncio.gather(
+        _shown(stream, TENTH),
+        _seen(reached),
         _seen(lambda: _is(services.told, _TOLD, code, kind)),
     )
+    services.lags[SHOWN].append(live - begun)
+    services.lags[LIVE].append(live - looks[-2])  # the last look that saw nothing: the commit was not before it
     services.lags[MILESTONE].append(milestone - begun)
     services.lags[TOLD].append(notification - begun)
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from refract.kernel.events import Event, encode_batch
 from refract.runtime import inbox
 from refract.runtime.correlation import current_correlation_id
 from refract.runtime.messages import Message
-from refract.runtime.ports import QueueReader, Transaction
+from refract.runtime.ports import Database, QueueReader, Transaction
 from tests.support.burials import burials
 from tests.support.buses import take
 from tests.support.inboxes import BAD, KilledReader, Unlucky, declared_world, handled
@@ -140,8 +142,9 @@ async def test_a_replayed_letter_has_all_its_attempts_again(world: World) -> Non
     assert len(await world.dead()) == 1
 
 
-async def test_every_line_about_a_message_has_its_correlation_id(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
+@contextmanager
+def lines_of_the_inbox() -> Iterator[list[tuple[str, str]]]:
+    """What it says, and under which correlation id."""
     lines: list[tuple[str, str]] = []
 
     class Noting(logging.Handler):
@@ -149,20 +152,89 @@ async def test_every_line_about_a_message_has_its_correlation_id(world: World, m
             lines.append((record.getMessage(), current_correlation_id()))
 
     noting = Noting()
-    unreadable = replace(world.message(noted(0, correlation_id="the second")), body=b"{")
-    await world.bus.publish_all([world.message(noted(BAD, correlation_id="the first")), unreadable])
     inbox.logger.addHandler(noting)
     try:
-        async with running(world.inbox(Unlucky(ValueError("no"))).run):
-            await eventually(lambda: world.counted("inbox_buried_total", reader=world.queue.name) == 2)
+        yield lines
     finally:
         inbox.logger.removeHandler(noting)
-    of_one = [line for line in lines if not line[0].startswith("batch failed")]
-    assert sorted(of_one) == [
+
+
+async def test_every_line_about_a_message_has_its_correlation_id(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
+    unreadable = replace(world.message(noted(0, correlation_id="the second")), body=b"{")
+    await world.bus.publish_all([world.message(noted(BAD, correlation_id="the first")), unreadable])
+    with lines_of_the_inbox() as lines:
+        async with running(world.inbox(Unlucky(ValueError("no"))).run):
+            await eventually(lambda: world.counted("inbox_buried_total", reader=world.queue.name) == 2)
+    assert sorted(lines) == [
+        ("batch failed; looking for the message", "the first"),
         *[("message failed", "the first")] * inbox.ATTEMPTS,
         ("message moved to dead letters", "the first"),
         ("message moved to dead letters", "the second"),
     ]
+
+
+async def test_a_line_about_a_batch_has_the_correlation_id_of_its_first_event(
+    world: World, reader: QueueReader
+) -> None:
+    await world.publish(*(noted(number, correlation_id=f"story {number}") for number in (1, 2, BAD)))
+    with lines_of_the_inbox() as lines:
+        await world.inbox(Unlucky(ValueError("no"))).settle(reader, await take(reader, 3))
+    assert lines == [
+        ("batch failed; looking for the message", "story 1"),
+        ("batch failed; looking for the message", f"story {BAD}"),
+    ]
+
+
+async def test_lines_about_an_array_have_it_though_what_is_done_has_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clicks of many visitors come in one message, which belongs to none of them."""
+    monkeypatch.setattr(inbox, "FIRST_PAUSE", 0.0)
+    done: set[str] = set()
+
+    async def handle(_tx: Transaction, events: Sequence[Event]) -> None:
+        done.add(current_correlation_id() if len(events) > 1 else "")
+        raise ValueError("no")
+
+    events = [noted(number, correlation_id=f"story {number}") for number in (1, 2)]
+    await world.bus.publish(Message(world.buses.exchange, Noted.routing_key(), encode_batch(events), "both"))
+    with lines_of_the_inbox() as lines:
+        async with running(world.inbox(handle).run):
+            await burials(world)
+    assert lines.count(("message failed", "story 1")) == inbox.ATTEMPTS
+    assert lines[-1] == ("message moved to dead letters", "story 1")
+    assert all(story for _, story in lines)
+    assert done == {""}
+
+
+class AwayAtFirst:
+    """A database that does not answer the first time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._away = True
+
+    def transaction(self) -> Any:
+        away, self._away = self._away, False
+        if away:
+            raise Unavailable("database", "nobody answers")
+        return self._database.transaction()
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+async def test_a_line_about_a_batch_that_waits_has_it_too(
+    world: World, reader: QueueReader, redelivered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it is told apart which of the messages have been tried before."""
+    monkeypatch.setattr(inbox, "LONGEST_PAUSE", 0.001)
+    database: Any = AwayAtFirst(world.database)
+    await world.publish(*(noted(number, correlation_id=f"story {number}") for number in (1, 2)))
+    deliveries = [replace(one, redelivered=redelivered) for one in await take(reader, 2)]
+    with lines_of_the_inbox() as lines:
+        await world.inbox(database=database).settle(reader, deliveries)
+    assert lines == [("reader waits for a dependency", "story 1")]
+    assert await world.effects() == [1, 2]
 
 
 # Dependencies that are away

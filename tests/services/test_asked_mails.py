@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 from tests.support.worlds import buses_beside, running
 
 LINK = "https://sho.rt/verify#token=s3cr3t"
+Asked = EmailVerificationRequested | EmailPasswordResetRequested
 
 pytestmark = pytest.mark.usefixtures("patient_bus")
 
@@ -47,7 +48,7 @@ class Desk:
             metrics=self.metrics,
         )
 
-    async def publish(self, event: EmailVerificationRequested | EmailPasswordResetRequested) -> None:
+    async def publish(self, event: Asked) -> None:
         message = Message.of(event)
         await self.bus.publish(message_to(self.queue, message))
 
@@ -94,32 +95,45 @@ def asked(
     )
 
 
+def reset_asked() -> EmailPasswordResetRequested:
+    mail = Mail(
+        recipient=TO,
+        subject="Choose a new password",
+        template="password_reset",
+        link="https://sho.rt/reset#token=s3cr3t",
+        expires_at=datetime(2026, 3, 1, 13, tzinfo=UTC),
+    )
+    return EmailPasswordResetRequested(
+        occurred_at=datetime.now(UTC), event_id="evt_reset", correlation_id="a-reset", user_id=USER, data=mail
+    )
+
+
+BOTH = pytest.mark.parametrize("event", [asked(), reset_asked()], ids=["verification", "reset"])
+
+
 def test_the_queue_is_the_one_of_the_specification() -> None:
     assert MAILS.name == "smtp_send_email_v2"
     assert [(one.exchange, one.pattern) for one in MAILS.bindings] == [(PLATFORM_EXCHANGE, "email.#")]
 
 
-async def test_a_mail_that_was_asked_for_arrives(desk: Desk) -> None:
+@BOTH
+async def test_a_mail_that_was_asked_for_arrives(desk: Desk, event: Asked) -> None:
     deliveries = desk.deliveries
     with post_office() as office:
         lane = deliveries.mail_lane(office.settings())
         async with running(desk.inbox(has_server=True).run, lane.run):
-            await desk.publish(asked())
-            await desk.publish(asked())  # at least once, and perhaps twice
+            await desk.publish(event)
+            await desk.publish(event)  # at least once, and perhaps twice
             await eventually(lambda: deliveries.counted("email", "sent") == 1)
     [mail] = office.mails
-    assert (mail["To"], mail["Subject"]) == (TO, "Confirm your email address")
+    assert (mail["To"], mail["Subject"]) == (TO, event.data.subject)
     text, html = (part.get_content() for part in mail.iter_parts())
-    assert LINK in text
-    assert f'<a href="{LINK}">' in html
-    assert "until 2026-03-02 12:00 UTC" in text
+    assert event.data.link in text
+    assert f'<a href="{event.data.link}">' in html
+    assert f"until {event.data.expires_at:%Y-%m-%d %H:%M} UTC" in text
     [row] = await deliveries.rows()
-    assert (row["kind"], row["user_id"], row["correlation_id"]) == (
-        "email.verification.requested",
-        USER,
-        "a-registration",
-    )
-    assert row["expires_at"] == datetime(2026, 3, 2, 12, tzinfo=UTC)
+    assert (row["kind"], row["user_id"], row["correlation_id"]) == (event.routing_key(), USER, event.correlation_id)
+    assert row["expires_at"] == event.data.expires_at
     assert "s3cr3t" not in str(dict(row)), "the token must not outlive its mail"
 
 
@@ -133,15 +147,23 @@ async def test_a_mail_that_fails_for_good_leaves_no_token_either(desk: Desk) -> 
     assert "s3cr3t" not in str([dict(row) for row in await deliveries.rows()])
 
 
-async def test_without_a_mail_server_the_link_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+@BOTH
+async def test_without_a_mail_server_the_link_is_logged(
+    desk: Desk, event: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "refract.services.notifications.commands.mailing")
     async with running(desk.inbox(has_server=False).run):
-        await desk.publish(asked())
+        await desk.publish(event)
         await eventually(lambda: desk.handled() == 1)
     [line] = [record for record in caplog.records if record.getMessage().startswith("mail not sent")]
     said = vars(line)
     assert line.levelno == logging.INFO
-    assert (said["user_email"], said["link"], said["correlation_id"]) == (TO, LINK, "a-registration")
+    assert (said["event_type"], said["user_email"], said["link"], said["correlation_id"]) == (
+        event.routing_key(),
+        TO,
+        event.data.link,
+        event.correlation_id,
+    )
     assert await desk.deliveries.rows() == []
 
 

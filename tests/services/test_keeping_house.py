@@ -74,6 +74,14 @@ async def test_what_fails_does_not_keep_the_rest_from_being_done(
     assert await periods.raw() == []
 
 
+def test_how_long_things_are_kept_where_nobody_says_otherwise() -> None:
+    kept = AnalyticsSettings.from_environment(Environment({}))
+    assert kept.hours_kept == timedelta(days=30)
+    assert kept.days_kept == timedelta(days=365)
+    five_years = timedelta(days=5 * 365 + 1)  # one of five is a leap year
+    assert kept.months_kept == kept.clicks_kept == five_years
+
+
 def test_how_long_things_are_kept_is_the_operators_choice() -> None:
     assert AnalyticsSettings.from_environment(Environment({})) == AnalyticsSettings()
     names = {"CLICK": "clicks_kept", "HOUR": "hours_kept", "DAY": "days_kept", "MONTH": "months_kept"}

@@ -54,7 +54,6 @@ async def test_a_page_says_what_happened_and_keeps_the_payload_to_itself(notices
     assert set(page) == {"notifications", "unread"}, "no cursor on the last page"
 
 
-@ON_SQLITE
 async def test_who_was_told_nothing_has_an_empty_list(notices: NoticesWorld) -> None:
     assert await notices.page() == {"notifications": [], "unread": 0}
 
@@ -84,7 +83,6 @@ async def test_notifications_of_one_moment_are_paged_too(notices: NoticesWorld) 
     assert found == sorted(found, reverse=True)
 
 
-@ON_SQLITE
 async def test_nobody_sees_what_another_was_told(notices: NoticesWorld) -> None:
     await told(notices, 3)
     bobs = await told(notices, 2, BOB)
@@ -94,7 +92,6 @@ async def test_nobody_sees_what_another_was_told(notices: NoticesWorld) -> None:
     assert codes_of(await notices.page(user="somebody else")) == []
 
 
-@ON_SQLITE
 async def test_the_limit_is_20_by_default_and_100_at_most(notices: NoticesWorld) -> None:
     await notices.tell(*(created() for _ in range(103)))
     assert len((await notices.page())["notifications"]) == 20
@@ -102,7 +99,6 @@ async def test_the_limit_is_20_by_default_and_100_at_most(notices: NoticesWorld)
         assert len((await notices.page(f"?limit={limit}"))["notifications"]) == 100, limit
 
 
-@ON_SQLITE
 async def test_any_other_limit_is_refused(notices: NoticesWorld) -> None:
     for limit in ("0", "-1", "1.5", "ten", "00", "%00", "1%200", "%D9%A1", "1_0", "0x1", "%2B", "+1", "NaN"):
         answer = await notices.call("GET", f"/notifications?limit={limit}")
@@ -127,14 +123,12 @@ NO_CURSORS = (
 )
 
 
-@ON_SQLITE
 async def test_what_is_no_cursor_is_refused(notices: NoticesWorld) -> None:
     for after in NO_CURSORS:
         answer = await notices.call("GET", f"/notifications?after={after}")
         assert (answer.status, answer.json) == (400, {"error": "after is not a cursor"}), after
 
 
-@ON_SQLITE
 async def test_without_a_token_there_is_nothing(notices: NoticesWorld) -> None:
     for method, path in (
         ("GET", "/notifications"),
@@ -175,7 +169,6 @@ async def test_what_is_read_is_no_longer_unread(notices: NoticesWorld) -> None:
     assert (await notices.page())["unread"] == 0
 
 
-@ON_SQLITE
 async def test_nobody_reads_for_another(notices: NoticesWorld) -> None:
     await notices.tell(created())
     [mine] = (await notices.page())["notifications"]

@@ -23,7 +23,6 @@ from tests.support.notices import (
     ALICE,
     BOB,
     EMAILS,
-    ON_SQLITE,
     URL,
     NoticesWorld,
     Post,
@@ -104,7 +103,6 @@ async def _told(world: NoticesWorld, event: Event) -> bool:
     return event.identity in await world.marks()
 
 
-@ON_SQLITE
 async def test_an_event_without_an_id_is_known_by_its_composite(notices: NoticesWorld) -> None:
     event, last = created(event_id="", correlation_id="the-request"), created()
     async with notices.reading() as post:
@@ -115,7 +113,6 @@ async def test_an_event_without_an_id_is_known_by_its_composite(notices: Notices
     assert [row["event_id"] for row in await notices.notifications()] == ["url.created:the-request", last.event_id]
 
 
-@ON_SQLITE
 async def test_events_of_a_batch_are_listed_by_when_they_happened(notices: NoticesWorld) -> None:
     events = [created(occurred_at=START + timedelta(seconds=second)) for second in (3, 1, 2)]
     await notices.tell(*events)
@@ -123,7 +120,6 @@ async def test_events_of_a_batch_are_listed_by_when_they_happened(notices: Notic
     assert listed == [events[0].short_code, events[2].short_code, events[1].short_code]
 
 
-@ON_SQLITE
 async def test_a_body_may_carry_several_events(notices: NoticesWorld) -> None:
     events = [created(), created(BOB)]
     async with settled(notices, 2) as post:
@@ -186,7 +182,6 @@ async def _dead(post: Post, count: int) -> list[DeadLetter]:
     return letters if len(letters) == count else []
 
 
-@ON_SQLITE
 async def test_an_unknown_routing_key_is_poison(notices: NoticesWorld) -> None:
     async with settled(notices, 1) as post:
         await post.bus.declare(notices.buses.using(_also(post.queue, "unknown.event", notices.buses.exchange)))
@@ -246,7 +241,6 @@ async def test_a_database_that_is_away_costs_no_attempt_and_no_event(
     assert await post.dead() == []
 
 
-@ON_SQLITE
 async def test_a_handler_that_fails_in_any_way_is_tried_again(notices: NoticesWorld) -> None:
     database = Stubborn(notices.database, ValueError("nobody thought of it"), KeyError("nor of this"))
     async with settled(notices, 1, database=database) as post:
@@ -254,7 +248,6 @@ async def test_a_handler_that_fails_in_any_way_is_tried_again(notices: NoticesWo
     assert await notices.unread() == {ALICE: 1}
 
 
-@ON_SQLITE
 async def test_what_never_succeeds_is_buried_and_a_replay_tells_it_once(notices: NoticesWorld) -> None:
     database = Stubborn(notices.database, *[ValueError("broken")] * 6)  # with the batch, and five times alone
     async with settled(notices, 1, database=database) as post:
@@ -306,7 +299,6 @@ async def test_whatever_stands_in_an_event_is_kept_and_shown_on_one_line(notices
     assert "<script>" not in mail["html"]
 
 
-@ON_SQLITE
 async def test_no_address_of_a_client_is_kept(notices: NoticesWorld) -> None:
     """What an event says beyond its form is not kept (ACCEPTANCE 38)."""
     body = msgspec.json.decode(created().encode()) | {"ip": "203.0.113.77", "client": {"address": "203.0.113.77"}}

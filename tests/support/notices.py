@@ -150,11 +150,11 @@ class NoticesWorld:
         async with running(inbox.run):
             yield Post(self.buses, bus, queue)
 
-    async def serve(self, **settings: Any) -> None:
+    async def serve(self, *, bus: EventBus | None = None, **settings: Any) -> None:
         """Begin to serve, or begin anew with settings that differ."""
         foundation = Foundation(
             self.database,
-            await self.buses.open(),
+            bus or await self.buses.open(),
             self.clock,
             Metrics(),
             TokenVerifier([SECRET], self.clock),

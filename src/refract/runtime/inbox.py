@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from itertools import compress
@@ -191,7 +190,8 @@ class Inbox:
                 async with self._database.transaction() as tx:
                     rows = await tx.fetch(COUNT_FIRST, reader=self._queue.name, message_ids=ids, now=self._clock.now())
             except Unavailable as error:
-                pause = await self._wait_for_dependency(error, pause)
+                with correlated(_story(letters[0])):
+                    pause = await self._wait_for_dependency(error, pause)
                 continue
             first = {row["message_id"] for row in rows}
             known = [_storable(letter.delivery.message.message_id) in first for letter in letters]
@@ -214,22 +214,23 @@ class Inbox:
 
     async def _applied_together(self, letters: Sequence[Letter], *, counted: bool) -> bool:
         pause = 0.0
-        while True:
-            try:
-                await self._apply(letters, counted=counted)
-            except Unavailable as error:
-                if isinstance(error, TimedOut):
-                    return False  # the database answers others: there is too much in it, or one letter takes for ever
-                pause = await self._wait_for_dependency(error, pause)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises, the letter to blame will be found
-                logger.warning("batch failed; looking for the message", extra={"error": _reason(error)})
-                return False
-            else:
-                return True
+        with correlated(_story(letters[0])):
+            while True:
+                try:
+                    await self._apply(letters, counted=counted)
+                except Unavailable as error:
+                    if isinstance(error, TimedOut):
+                        return False  # the database answers others: there is too much, or one letter takes for ever
+                    pause = await self._wait_for_dependency(error, pause)
+                except Exception as error:  # noqa: BLE001 - whatever a handler raises, the one to blame will be found
+                    logger.warning("batch failed; looking for the message", extra={"error": _reason(error)})
+                    return False
+                else:
+                    return True
 
     async def settle_alone(self, reader: QueueReader, letter: Letter) -> None:
         """Handle one message, counting attempts in the database before each, and bury it after the last."""
-        with correlated(letter.correlation_id):
+        with correlated(_story(letter)):
             if letter.unreadable:
                 await self._bury(reader, letter.delivery, letter.unreadable)
             else:
@@ -255,7 +256,8 @@ class Inbox:
                         if not reader.holds(letter.delivery):
                             await self._uncounted(letter)
                             return  # it comes again, and would be there twice
-                        await self._forget(letter)
+                        async with self._database.transaction() as tx:
+                            await tx.execute(FORGET_ATTEMPTS, **self._keys([letter]))
                         break
                     failure = await self._attempt(letter)
             except Unavailable as error:
@@ -314,8 +316,7 @@ class Inbox:
     async def _apply(self, letters: Sequence[Letter], *, counted: bool = False) -> None:
         """One transaction: mark the events that are new, and do what the reader does with them."""
         by_identity = {event.identity: event for letter in letters for event in letter.events}
-        alone = len(letters) == 1 and len(by_identity) == 1
-        with correlated(letters[0].events[0].correlation_id) if alone else nullcontext():
+        with correlated(letters[0].correlation_id if len(letters) == 1 else ""):
             async with self._database.transaction() as tx:
                 # Sorted, so that two readers with the same events wait for each other instead of deadlocking.
                 rows = await tx.fetch(
@@ -357,24 +358,23 @@ class Inbox:
             extra={"queue": self._queue.dead, "message_id": delivery.message.message_id, "reason": reason},
         )
 
-    async def _forget(self, letter: Letter) -> None:
-        async with self._database.transaction() as tx:
-            await tx.execute(FORGET_ATTEMPTS, **self._keys([letter]))
-
     def _key(self, letter: Letter) -> dict[str, str]:
         return {"reader": self._queue.name, "message_id": _storable(letter.delivery.message.message_id)}
 
     def _keys(self, letters: Sequence[Letter]) -> dict[str, Any]:
-        return {
-            "reader": self._queue.name,
-            "message_ids": [_storable(letter.delivery.message.message_id) for letter in letters],
-        }
+        ids = [_storable(letter.delivery.message.message_id) for letter in letters]
+        return {"reader": self._queue.name, "message_ids": ids}
 
     async def _wait_for_dependency(self, error: Exception, pause: float) -> float:
         pause = min(LONGEST_PAUSE, pause * 2 or 0.1)
         logger.warning("reader waits for a dependency", extra={"queue": self._queue.name, "error": str(error)})
         await asyncio.sleep(pause)
         return pause
+
+
+def _story(letter: Letter) -> str:
+    """The correlation id of lines about a letter, or a batch that begins with it: if need be, of its first event."""
+    return letter.correlation_id or next((event.correlation_id for event in letter.events), "")
 
 
 def _reason(error: Exception) -> str:
