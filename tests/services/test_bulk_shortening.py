@@ -12,6 +12,7 @@ from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.store import Links
+from tests.support.links import BOB, LinksWorld, said
 from tests.support.shortening import ANNA, BASE_URL, BORIS, LINKS, Crash, FailingDatabase, Workshop, at_once
 from tests.support.waiting import eventually
 
@@ -289,8 +290,8 @@ async def test_rows_count_against_the_users_limit(workshop: Workshop) -> None:
     workshop.bulk_limit = 5
     bulk = workshop.bulk
     urls = [f"https://example.com/limit/{number}" for number in range(6)]
-    with pytest.raises(Limited):
-        await bulk.answer(ANNA, urls)
+    with pytest.raises(Invalid, match="6 URLs in one request are more than the 5 that may be sent in a minute"):
+        await bulk.answer(ANNA, urls)  # not to be tried again: it would never fit
     assert (await bulk.answer(ANNA, urls[:5], "once")).status == 200
     assert (await bulk.answer(ANNA, urls[:5], "once")).status == 200, "what was done before is not counted again"
     with pytest.raises(Limited) as refused:
@@ -298,3 +299,26 @@ async def test_rows_count_against_the_users_limit(workshop: Workshop) -> None:
     assert refused.value.retry_after > 0
     assert (await bulk.answer(BORIS, urls[:5])).status == 200, "each user has a limit of their own"
     assert len(await workshop.database.fetch(LINKS)) == 10
+
+
+async def test_a_client_over_the_limit_is_told_how_long_to_wait(links: LinksWorld) -> None:
+    """Bad rows count like good ones, and cost less: ten requests of them are the ten thousand of a minute."""
+    many, one = {"urls": [0] * 1_000}, {"urls": ["https://example.com/"]}
+    for _ in range(10):
+        assert (await links.call("POST", "/shorten/bulk", many)).status == 200
+    refused = await links.call("POST", "/shorten/bulk", one)
+    assert said(refused) == (429, "rate limit exceeded")
+    assert refused.headers["content-type"] == "application/json"
+    assert (await links.call("POST", "/shorten/bulk", one, owner=BOB)).status == 200
+    seconds = int(refused.headers["retry-after"])
+    links.clock.advance(seconds - 1)
+    early = await links.call("POST", "/shorten/bulk", one)
+    assert (early.status, early.headers["retry-after"]) == (429, "1")
+    links.clock.advance(1)
+    assert (await links.call("POST", "/shorten/bulk", one)).status == 200
+
+
+async def test_the_documentation_has_every_status_that_comes(links: LinksWorld) -> None:
+    operation = (await links.call("GET", "/docs/openapi.json")).json["paths"]["/shorten/bulk"]["post"]
+    assert set(operation["responses"]) == {"200", "400", "401", "422", "429", "503"}
+    assert "Retry-After" in operation["responses"]["429"]["description"]

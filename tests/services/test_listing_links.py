@@ -1,4 +1,4 @@
-"""Pages of links: order, cursors, filters, and that every one of them keeps to an index."""
+"""Pages of links: order, cursors and filters."""
 
 import itertools
 import random
@@ -9,13 +9,8 @@ from urllib.parse import urlencode
 import pytest
 
 from refract.kernel.errors import Invalid
-from refract.runtime.ports import Database
-from refract.runtime.statements import Statement
-from refract.services.links.commands.sweeping import DUE_LINKS
 from refract.services.links.domain.link import Link, Status, status_at
 from refract.services.links.queries.paging import BEYOND_ALL, Cursor, PageRequest, Sort
-from refract.services.links.queries.statements import FIND_VIEW, Shape, page_parameters, page_statement
-from refract.services.links.store import FIND_BY_KEY, FIND_LINK
 from tests.support.clocks import START
 from tests.support.links import ALICE, BOB, LinksWorld, keep, some_link
 
@@ -231,6 +226,36 @@ async def test_filters_come_from_the_query(links: LinksWorld) -> None:
     assert await codes(links, q="", tag="", status="", sort="", after="", limit="") == [three["short_code"], *both]
 
 
+WORDS = ("ö", "öl", "lö", "öä", "öäü", "größe", "ß", "жу", "жук", "λ", "λδ", "λδξ", "ñ", "ÿ", "ǆ", "ǆǆǆ", "ó l")
+SIGNS = ("-", "?", "*", "[", "]", "^", '""', "[a", "*a", "a?", "^a", "---", "???", "***", "[a]", "[^a]", "-?-")
+
+
+def spellings(word: str) -> list[str]:
+    """A word in small letters, in large ones, with a large one first, and with a large one last."""
+    large = word.upper().replace("SS", "ẞ")
+    return [word, large, word.title(), word[:-1] + large[-1]]
+
+
+async def test_small_and_large_letters_of_every_alphabet_are_the_same(links: LinksWorld) -> None:
+    texts = [spelling for word in WORDS for spelling in spellings(word)]
+    titled = [some_link(number, title=f"a {text} b") for number, text in enumerate(texts, 1)]
+    leading = [some_link(link.id + 200, original_url=f"https://example.com/{link.title}") for link in titled]
+    others = [some_link(500, title="OL oau grosse n y dz o l"), some_link(501, BOB, title=" ".join(texts))]
+    everything = [*titled, *leading, *others]
+    await keep(links.database, *everything)
+    for text, sort in itertools.product(texts, Sort):
+        expected = [link.short_code for link in everything if fits(link, text=text, tag="", status="")]
+        assert await codes(links, q=text, sort=sort, limit=100) == expected[::-1], (text, sort)
+
+
+async def test_signs_stand_for_themselves(links: LinksWorld) -> None:
+    made = [some_link(number, short_code=f"code{number}", title=f"x{sign}x") for number, sign in enumerate(SIGNS, 1)]
+    await keep(links.database, *made)
+    for sign in SIGNS:
+        expected = [link.short_code for link in made if fits(link, text=sign, tag="", status="")]
+        assert await codes(links, q=sign) == expected[::-1], sign
+
+
 async def test_a_search_finds_what_a_link_is_now(links: LinksWorld) -> None:
     link = await links.create("https://example.com/before", title="first name", tags=["old"])
     code = link["short_code"]
@@ -263,132 +288,3 @@ async def test_odd_texts_find_nothing(links: LinksWorld) -> None:
     for q in ("%ff", "%ed%a0%80", "%F0%9F%98%80" * 3, "%22%22%22", "AND", "*", "http*", "a" * 4000):
         answer = await links.call("GET", f"/urls?q={q}")
         assert (answer.status, answer.json) == (200, {"urls": []}), q
-
-
-# Plans.
-
-SHAPES = [
-    PageRequest(sort=sort, text=text, tag=tag, status=status)
-    for sort, text, tag, status in itertools.product(Sort, ("", "ab", "campaign"), ("", "red"), (None, *Status))
-]
-
-
-def crowd() -> list[Link]:
-    """Twenty thousand links: a quarter in one workspace, the others in many; some have expired without being marked."""
-    chance = random.Random(5)
-    statuses = [Status.ACTIVE] * 17 + [Status.EXPIRED, Status.DISABLED, Status.DELETED]
-    made = []
-    for number in range(1, 20_001):
-        workspace = "crowded" if number % 4 == 1 else f"workspace-{number % 40}"
-        if number % 40 == 0:
-            workspace = ALICE.workspace_id
-        made.append(
-            some_link(
-                number,
-                workspace_id=workspace,
-                title=f"campaign {number}" if number % 50 == 0 else "",
-                status=chance.choice(statuses),
-                tags=("red",) if number % 10 == 0 else (),
-                expires_at=chance.choice([None] * 18 + [YESTERDAY, TOMORROW]) if number % 20 == 0 else None,
-                total_clicks=chance.randrange(1000),
-                url_key=number.to_bytes(32, "big") if number % 2 else None,
-            )
-        )
-    return made
-
-
-async def plan_of(database: Database, statement: Statement, parameters: dict[str, Any]) -> list[str]:
-    """The lines of a plan, as the engine tells it."""
-    explained = Statement(
-        "explain",
-        "Tells how a statement is run.",
-        f"EXPLAIN {statement.sql}",
-        sqlite=f"EXPLAIN QUERY PLAN {statement.for_sqlite()}",
-    )
-    async with database.transaction() as tx:
-        rows = await tx.fetch(explained, **{"workspace_id": ALICE.workspace_id, "now": START, **parameters})
-    return [str(row.get("QUERY PLAN", row.get("detail"))) for row in rows]
-
-
-def walks_the_table(line: str) -> bool:
-    """Whether a line of a plan means that links of all owners are read, in whatever order."""
-    return (
-        "Seq Scan on links" in line
-        or "Scan Backward using links_pkey" in line
-        or line.strip() == "SCAN links"
-        or line.strip().startswith("SCAN links ")
-    )
-
-
-TIDY = Statement(
-    "tidy",
-    "Does what the server does by and by: puts what was just written where it belongs.",
-    "SELECT gin_clean_pending_list('links_search')",
-    sqlite="SELECT 1",
-)
-
-RARE = PageRequest(text="campaign 77")
-
-INDEXES: list[tuple[Statement, dict[str, Any], str, str]] = [
-    (FIND_VIEW, {"short_code": "code-77"}, "links_short_code", "links_short_code (short_code=?)"),
-    (FIND_LINK, {"short_code": "code-77"}, "links_short_code", "links_short_code (short_code=?)"),
-    (FIND_BY_KEY, {"url_key": b"\x00" * 32}, "links_url_key", "links_url_key (workspace_id=? AND url_key=?)"),
-    (DUE_LINKS, {"batch": 200}, "links_to_expire", "links_to_expire (expires_at<?)"),
-    (
-        page_statement(Shape.of(RARE)),
-        {**page_parameters(RARE), "workspace_id": "crowded"},
-        "links_search",
-        "SCAN links_search VIRTUAL TABLE INDEX",
-    ),
-    *(
-        (page_statement(Shape.of(request)), page_parameters(request), there, here)
-        for request, there, here in (
-            (PageRequest(), "links_by_creation", "links_by_creation (workspace_id=? AND id<?)"),
-            (PageRequest(sort=Sort.CLICKS), "links_by_clicks", "links_by_clicks (workspace_id=? AND total_clicks<?)"),
-            (PageRequest(tag="red"), "link_tags_pkey", "(workspace_id=? AND tag=? AND link_id<?)"),
-            (
-                PageRequest(status=Status.ACTIVE),
-                "links_by_status",
-                "links_by_status (workspace_id=? AND status=? AND id<?)",
-            ),
-            (PageRequest(status=Status.EXPIRED), "links_to_expire", "links_by_creation (workspace_id=? AND id<?)"),
-            (PageRequest(text="77"), "links_by_creation", "links_by_creation (workspace_id=? AND id<?)"),
-        )
-    ),
-]
-
-
-async def test_every_statement_has_its_index_and_none_walks_the_table(database: Database) -> None:
-    everybody = crowd()
-    for first in range(0, len(everybody), 2_000):  # a statement has ten seconds, on a busy machine too
-        await keep(database, *everybody[first : first + 2_000])
-    async with database.transaction() as tx:
-        await tx.execute(TIDY)
-        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
-    for statement, parameters, there, here in INDEXES:
-        plan = await plan_of(database, statement, parameters)
-        index = here if database.dialect == "sqlite" else there
-        assert any(index in line for line in plan), (index, statement.sql, plan)
-    for request in SHAPES:
-        plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request))
-        assert not any(map(walks_the_table, plan)), (request, plan)
-
-
-async def test_a_walk_would_be_seen(database: Database) -> None:
-    await keep(database, *crowd()[:5_000])
-    everybody = "SELECT short_code FROM links"
-    for sql in (f"{everybody} WHERE notes = :text", f"{everybody} ORDER BY id DESC LIMIT :limit"):
-        plan = await plan_of(database, Statement("walk", "Reads every link.", sql), {"text": "x", "limit": 3})
-        assert any(map(walks_the_table, plan)), plan
-
-
-PORTION = Statement(
-    "portion",
-    "Reads how much waits for the index of the search before somebody has to put it in.",
-    "SELECT array_to_string(reloptions, ',') AS options FROM pg_class WHERE relname = 'links_search'",
-    sqlite="SELECT 'gin_pending_list_limit=65536' AS options",
-)
-
-
-async def test_nobody_who_makes_a_link_waits_for_the_index(database: Database) -> None:
-    assert await database.fetch(PORTION) == [{"options": "gin_pending_list_limit=65536"}]

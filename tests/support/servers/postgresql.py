@@ -102,6 +102,7 @@ class PostgreSQL(Server):
             "--auth=scram-sha-256",
             "--encoding=UTF8",
             "--no-locale",
+            "--lc-ctype=C.UTF-8",  # the order stays that of bytes, but lower() knows every letter
             "--no-sync",
             "--no-instructions",
         ]

@@ -117,6 +117,9 @@ class BulkShortening:
         """Count each row against what the user may send in a minute; what was done before is not counted again."""
         if rows <= 0:
             return
+        limit = self._policy.limit
+        if 0 < limit < rows:  # no minute would be long enough, and whoever waited for one would wait for ever
+            raise Invalid(f"{rows} URLs in one request are more than the {limit} that may be sent in a minute")
         verdict = await self._limiter.hit(owner.user_id, self._policy, rows)
         if not verdict.allowed:
             raise Limited(verdict.retry_after)

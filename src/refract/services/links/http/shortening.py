@@ -5,7 +5,8 @@ from typing import Any
 from litestar import Response, post
 from msgspec import Struct
 
-from refract.runtime.describing import answers
+from refract.kernel.errors import Limited
+from refract.runtime.describing import answers, error
 from refract.runtime.web import takes_body
 from refract.services.links.commands.bulk import BulkShortening, Result
 from refract.services.links.commands.remembering import Answer
@@ -59,7 +60,8 @@ def shortening_routes(shortening: Shortening, bulk: BulkShortening) -> list[Any]
         description="Up to 1,000 rows. A bad row is named by number and reason, and the others succeed.",
         tags=TAGS,
         responses={200: answers(BulkResults, "What became of each row, in the order of the request.", RESULTS)}
-        | errors(400, 422),
+        | errors(400, 422)
+        | {429: error("Too many rows in a minute; `Retry-After` says how many seconds to wait.", Limited.message)},
         **takes_body(BULK_BYTES),
     )
     async def shorten_many(

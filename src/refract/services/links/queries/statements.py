@@ -42,6 +42,9 @@ FIND_VIEW = Statement(
 _SEARCHED = "lower(links.short_code || chr(10) || links.original_url || chr(10) || links.title)"
 _SEARCHED_SQLITE = "lower(links.short_code || char(10) || links.original_url || char(10) || links.title)"
 
+_WILD = frozenset("*?[")
+_LARGE = {"ß": "\N{LATIN CAPITAL LETTER SHARP S}"}  # of which str.upper() makes two letters
+
 _TAGGED = (
     " JOIN link_tags ON link_tags.link_id = links.id AND link_tags.workspace_id = :workspace_id "
     "AND link_tags.tag = :tag"
@@ -93,6 +96,7 @@ def page_parameters(request: PageRequest) -> dict[str, str | int]:
         "text": request.text,
         "pattern": f"%{_escaped(request.text)}%",
         "phrase": f'"{quoted}"',
+        "spellings": f"*{''.join(map(_spelled, request.text[:TRIGRAM]))}*",  # a longer one is not asked for
     }
 
 
@@ -113,7 +117,8 @@ def _postgresql(shape: Shape) -> str:
 def _sqlite(shape: Shape) -> str:
     conditions: dict[TextFilter, list[str]] = {
         "none": [],
-        "short": [f"instr({_SEARCHED_SQLITE}, lower(:text)) > 0"],
+        # Its lower() knows the letters of ASCII alone; of the others the pattern names small and large ones.
+        "short": [f"{_SEARCHED_SQLITE} GLOB :spellings"],
         "long": ["links_search MATCH :phrase"],
     }
     key = "link_tags.link_id" if shape.tagged else "links.id"
@@ -167,3 +172,12 @@ def _select(tags: str, source: str, conditions: list[str], order: str) -> str:
 def _escaped(text: str) -> str:
     """A text for LIKE that stands for itself."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _spelled(letter: str) -> str:
+    """A letter for GLOB: one of ASCII as lower() leaves it, of any other a choice of its spellings."""
+    if letter.isascii():
+        return f"[{letter}]" if letter in _WILD else letter.lower()
+    small = letter.lower()
+    found = {letter, small, small.upper(), small.title(), _LARGE.get(small, small)}
+    return f"[{''.join(sorted(one for one in found if one.lower() == small and len(one) == 1))}]"

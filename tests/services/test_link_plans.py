@@ -1,0 +1,196 @@
+"""That every question about links keeps to an index: told by the plans of both engines."""
+
+import itertools
+import random
+import re
+from datetime import timedelta
+from typing import Any
+
+from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
+from refract.services.links.commands.managing import FIND_DESTINATION
+from refract.services.links.commands.remembering import PRUNE, PRUNE_BATCH, RECALL
+from refract.services.links.commands.sweeping import DUE_LINKS
+from refract.services.links.domain.link import Link, Status
+from refract.services.links.queries.paging import PageRequest, Sort
+from refract.services.links.queries.statements import FIND_VIEW, Shape, page_parameters, page_statement
+from refract.services.links.redirect.lookup import FIND_RECORDS
+from refract.services.links.store import FIND_BY_KEY, FIND_BY_KEYS, FIND_LINK
+from tests.support.clocks import START
+from tests.support.links import ALICE, keep, some_link
+
+YESTERDAY = START - timedelta(days=1)
+TOMORROW = START + timedelta(days=1)
+
+SHAPES = [
+    PageRequest(sort=sort, text=text, tag=tag, status=status)
+    for sort, text, tag, status in itertools.product(Sort, ("", "ab", "campaign", "---"), ("", "red"), (None, *Status))
+]
+
+
+def crowd() -> list[Link]:
+    """Twenty thousand links: a quarter in one workspace, the others in many; some have expired without being marked."""
+    chance = random.Random(5)
+    statuses = [Status.ACTIVE] * 17 + [Status.EXPIRED, Status.DISABLED, Status.DELETED]
+    made = []
+    for number in range(1, 20_001):
+        workspace = "crowded" if number % 4 == 1 else f"workspace-{number % 40}"
+        if number % 40 == 0:
+            workspace = ALICE.workspace_id
+        made.append(
+            some_link(
+                number,
+                workspace_id=workspace,
+                title=f"campaign {number}" if number % 50 == 0 else "",
+                status=chance.choice(statuses),
+                tags=("red",) if number % 10 == 0 else (),
+                expires_at=chance.choice([None] * 18 + [YESTERDAY, TOMORROW]) if number % 20 == 0 else None,
+                total_clicks=chance.randrange(1000),
+                url_key=number.to_bytes(32, "big") if number % 2 else None,
+            )
+        )
+    return made
+
+
+REMEMBERED = ("caller", "key", "part", "fingerprint", "status", "answer", "created_at")
+
+
+def remembered() -> list[tuple[Any, ...]]:
+    """As many answers as come together between two rounds of the pruning: one in twenty has had its time."""
+    return [
+        (
+            f"caller-{number % 40}",
+            f"key-{number}",
+            0,
+            b"\x00" * 32,
+            201,
+            '{"short_code":"code"}',
+            START - timedelta(hours=number % 20 + 5.5),
+        )
+        for number in range(10_000)
+    ]
+
+
+async def plan_of(database: Database, statement: Statement, parameters: dict[str, Any]) -> list[str]:
+    """The lines of a plan, as the engine tells it."""
+    explained = Statement(
+        "explain",
+        "Tells how a statement is run.",
+        f"EXPLAIN {statement.sql}",
+        sqlite=f"EXPLAIN QUERY PLAN {statement.for_sqlite()}",
+    )
+    async with database.transaction() as tx:
+        rows = await tx.fetch(explained, **{"workspace_id": ALICE.workspace_id, "now": START, **parameters})
+    return [str(row.get("QUERY PLAN", row.get("detail"))) for row in rows]
+
+
+def walks_the_table(line: str) -> bool:
+    """Whether a line of a plan means that the rows of all owners are read, in whatever order."""
+    return (
+        re.search(r"Seq Scan on (links|idempotency_keys)\b|Scan Backward using links_pkey", line) is not None
+        or re.fullmatch(r"SCAN (links|idempotency_keys)( .*)?", line.strip()) is not None
+    )
+
+
+TIDY = Statement(
+    "tidy",
+    "Does what the server does by and by: puts what was just written where it belongs.",
+    "SELECT gin_clean_pending_list('links_search')",
+    sqlite="SELECT 1",
+)
+
+KEYS = [number.to_bytes(32, "big") for number in range(1, 40, 2)]
+
+RARE = PageRequest(text="campaign 77")
+
+INDEXES: list[tuple[Statement, dict[str, Any], str, str]] = [
+    (FIND_VIEW, {"short_code": "code-77"}, "links_short_code", "links_short_code (short_code=?)"),
+    (FIND_LINK, {"short_code": "code-77"}, "links_short_code", "links_short_code (short_code=?)"),
+    (FIND_BY_KEY, {"url_key": b"\x00" * 32}, "links_url_key", "links_url_key (workspace_id=? AND url_key=?)"),
+    (
+        FIND_RECORDS,
+        {"codes": [f"code-{number}" for number in range(20)]},
+        "links_short_code",
+        "links_short_code (short_code=?)",
+    ),
+    (FIND_DESTINATION, {"short_code": "code-77"}, "links_short_code", "links_short_code (short_code=?)"),
+    (
+        FIND_BY_KEYS,
+        {"url_keys": KEYS, "places": [place * 32 + 1 for place in range(len(KEYS))], "digests": b"".join(KEYS)},
+        "links_url_key",
+        "links_url_key (workspace_id=? AND url_key=?)",
+    ),
+    (
+        RECALL,
+        {"caller": "caller-7", "key": "key-77", "oldest": YESTERDAY},
+        "idempotency_keys_pkey",
+        "sqlite_autoindex_idempotency_keys_1 (caller=? AND key=?)",
+    ),
+    (
+        PRUNE,
+        {"before": YESTERDAY, "batch": PRUNE_BATCH},
+        "idempotency_keys_created_at",
+        "idempotency_keys_created_at (created_at<?)",
+    ),
+    (DUE_LINKS, {"batch": 200}, "links_to_expire", "links_to_expire (expires_at<?)"),
+    (
+        page_statement(Shape.of(RARE)),
+        {**page_parameters(RARE), "workspace_id": "crowded"},
+        "links_search",
+        "SCAN links_search VIRTUAL TABLE INDEX",
+    ),
+    *(
+        (page_statement(Shape.of(request)), page_parameters(request), there, here)
+        for request, there, here in (
+            (PageRequest(), "links_by_creation", "links_by_creation (workspace_id=? AND id<?)"),
+            (PageRequest(sort=Sort.CLICKS), "links_by_clicks", "links_by_clicks (workspace_id=? AND total_clicks<?)"),
+            (PageRequest(tag="red"), "link_tags_pkey", "(workspace_id=? AND tag=? AND link_id<?)"),
+            (
+                PageRequest(status=Status.ACTIVE),
+                "links_by_status",
+                "links_by_status (workspace_id=? AND status=? AND id<?)",
+            ),
+            (PageRequest(status=Status.EXPIRED), "links_to_expire", "links_by_creation (workspace_id=? AND id<?)"),
+            (PageRequest(text="77"), "links_by_creation", "links_by_creation (workspace_id=? AND id<?)"),
+        )
+    ),
+]
+
+
+async def test_every_statement_has_its_index_and_none_walks_the_table(database: Database) -> None:
+    everybody = crowd()
+    for first in range(0, len(everybody), 2_000):  # a statement has ten seconds, on a busy machine too
+        await keep(database, *everybody[first : first + 2_000])
+    async with database.transaction() as tx:
+        await tx.insert_many("idempotency_keys", REMEMBERED, remembered())
+        await tx.execute(TIDY)
+        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    for statement, parameters, there, here in INDEXES:
+        plan = await plan_of(database, statement, parameters)
+        index = here if database.dialect == "sqlite" else there
+        assert any(index in line for line in plan), (index, statement.sql, plan)
+        assert not any(map(walks_the_table, plan)), (statement.sql, plan)
+    for request in SHAPES:
+        plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request))
+        assert not any(map(walks_the_table, plan)), (request, plan)
+
+
+async def test_a_walk_would_be_seen(database: Database) -> None:
+    await keep(database, *crowd()[:5_000])
+    everybody = "SELECT short_code FROM links"
+    keys = "SELECT key FROM idempotency_keys WHERE answer = :text"
+    for sql in (f"{everybody} WHERE notes = :text", f"{everybody} ORDER BY id DESC LIMIT :limit", keys):
+        plan = await plan_of(database, Statement("walk", "Reads every row.", sql), {"text": "x", "limit": 3})
+        assert any(map(walks_the_table, plan)), plan
+
+
+PORTION = Statement(
+    "portion",
+    "Reads how much waits for the index of the search before somebody has to put it in.",
+    "SELECT array_to_string(reloptions, ',') AS options FROM pg_class WHERE relname = 'links_search'",
+    sqlite="SELECT 'gin_pending_list_limit=65536' AS options",
+)
+
+
+async def test_nobody_who_makes_a_link_waits_for_the_index(database: Database) -> None:
+    assert await database.fetch(PORTION) == [{"options": "gin_pending_list_limit=65536"}]
