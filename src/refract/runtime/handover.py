@@ -17,7 +17,7 @@ from refract.kernel.errors import NotPublished, RefractError, Unavailable
 from refract.runtime.joining import joined
 from refract.runtime.messages import PUBLISH_TIMEOUT, Message
 from refract.runtime.metrics import Metrics
-from refract.runtime.outbox import GIVE_BACK, MARK
+from refract.runtime.outbox import GIVE_BACK, GIVE_BACK_UNSURE, MARK
 from refract.runtime.ports import Database, EventBus
 
 logger = logging.getLogger("refract.outbox")
@@ -75,6 +75,8 @@ class Handover:
         self._sending: asyncio.Task[None] | None = None
         self._sent: list[str] = []
         self._left: list[str] = []
+        self._unsure: list[str] = []
+        """Ids of messages that may have been saved although nobody heard of it: whoever waited has given up."""
         self._something_waits = asyncio.Event()
         self._something_to_note = asyncio.Event()
 
@@ -85,7 +87,13 @@ class Handover:
             await self._database.post(*messages)
             return
         until = now + HELD_SECONDS
-        ids = await self._database.post(*messages, held=HELD_SECONDS)
+        try:
+            ids = await self._database.post(*messages, held=HELD_SECONDS)
+        except BaseException:
+            # If it was committed all the same, nobody would send it before its hold is over.
+            self._unsure += [message.message_id for message in messages]
+            self._something_to_note.set()
+            raise
         self._waiting += [Held(row, message, until) for row, message in zip(ids, messages, strict=True)]
         self._bytes += sum(len(message.body) for message in messages)
         self._something_waits.set()
@@ -118,13 +126,16 @@ class Handover:
             await asyncio.wait([self._sending])
         self._leave(self._take(everything=True))
         try:
-            while self._sent or self._left:
+            while self._unnoted():
                 await self._note()
         except RefractError as error:
             logger.warning("what was sent is not noted, and will be sent again", extra={"error": str(error)})
 
     def _is_full(self) -> bool:
-        return self._bytes >= MOST_BYTES or len(self._sent) + len(self._left) >= MOST_UNNOTED
+        return self._bytes >= MOST_BYTES or self._unnoted() >= MOST_UNNOTED
+
+    def _unnoted(self) -> int:
+        return len(self._sent) + len(self._left) + len(self._unsure)
 
     async def _send_for_ever(self) -> None:
         while True:
@@ -145,7 +156,7 @@ class Handover:
             await asyncio.sleep(pause)
             self._something_to_note.clear()
             try:
-                while self._sent or self._left:
+                while self._unnoted():
                     await self._note()
                 pause = NOTE_SECONDS
             except RefractError as error:
@@ -206,14 +217,17 @@ class Handover:
     async def _note(self) -> None:
         """Mark some that were published, and give back some that were not; they stay on our lists until that is
         committed."""
-        sent, left = self._sent[:NOTED_AT_ONCE], self._left[:NOTED_AT_ONCE]
+        sent, left, unsure = (notes[:NOTED_AT_ONCE] for notes in (self._sent, self._left, self._unsure))
         async with self._database.transaction() as tx:
             if sent:
                 await tx.execute(MARK, now=self._clock.now(), ids=sent)
             if left:
                 await tx.execute(GIVE_BACK, ids=left)
+            if unsure:
+                await tx.execute(GIVE_BACK_UNSURE, ids=unsure)
         del self._sent[: len(sent)]
         del self._left[: len(left)]
+        del self._unsure[: len(unsure)]
 
 
 def _is_array(body: bytes) -> bool:

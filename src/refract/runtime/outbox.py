@@ -96,6 +96,15 @@ GIVE_BACK = Statement(
     WHERE id IN (SELECT value FROM json_each(:ids)) AND published_at IS NULL AND attempts = 0
     """,
 )
+GIVE_BACK_UNSURE = Statement(
+    "outbox_give_back_unsure",
+    "Leaves rows to any relay of which their saver does not know whether they are there.",
+    "UPDATE outbox SET next_attempt_at = NULL WHERE message_id = ANY(:ids) AND published_at IS NULL AND attempts = 0",
+    sqlite="""
+    UPDATE outbox SET next_attempt_at = NULL
+    WHERE message_id IN (SELECT value FROM json_each(:ids)) AND published_at IS NULL AND attempts = 0
+    """,
+)
 POSTPONE = Statement(
     "outbox_postpone",
     "Puts a row off after a failure of its own, so that it never starves the rest.",
