@@ -1,19 +1,17 @@
-"""What only Kafka can do to a record log: a producer that is beyond help, and a broker that lost its topics."""
+"""What only Kafka can do to a record log: a producer beyond help, a broker that lost its topics, one that refuses."""
 
-import ctypes
+import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from refract.kernel.errors import NotPublished
 from refract.runtime.distributed.record_log import KafkaLog
-from tests.support.record_logs import KafkaLogs, numbers, records, take
+from refract.runtime.records import Topic
+from tests.support.kafka_library import NOT_LEADER, PRODUCE, break_for_good, mock_cluster
+from tests.support.record_logs import KafkaLogs, log_at, numbers, records, take
 from tests.support.waiting import eventually
-
-OUT_OF_ORDER_SEQUENCE = 45
 
 
 @pytest.fixture
@@ -21,18 +19,6 @@ async def logs(kafka_bootstrap: str) -> AsyncIterator[KafkaLogs]:
     logs = KafkaLogs(kafka_bootstrap)
     yield logs
     await logs.close()
-
-
-def break_for_good(producer: confluent_kafka.Producer) -> None:
-    """Have the library find a fatal error, by its own function for tests."""
-    [path] = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*")
-    library = ctypes.CDLL(str(path))
-    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value  # the first field of the object
-    library.rd_kafka_name.argtypes = [ctypes.c_void_p]
-    library.rd_kafka_name.restype = ctypes.c_char_p
-    assert library.rd_kafka_name(handle).startswith(b"refract#producer")
-    library.rd_kafka_test_fatal_error.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
-    assert library.rd_kafka_test_fatal_error(handle, OUT_OF_ORDER_SEQUENCE, b"the test says so") == 0
 
 
 async def test_a_producer_with_a_fatal_error_gives_way_to_a_new_one(logs: KafkaLogs) -> None:
@@ -72,3 +58,18 @@ async def test_a_topic_that_the_broker_lost_is_declared_again(logs: KafkaLogs, k
     await eventually(refused, timeout=60)
     await eventually(published, timeout=60)
     assert len(admin.list_topics(topic.name, timeout=60).topics[topic.name].partitions) == topic.partitions
+
+
+async def test_what_a_broker_refused_is_not_confirmed_by_what_it_took_later() -> None:
+    first, later = records(Topic("things", 1), 1, 2)
+    with mock_cluster() as cluster:
+        cluster.create("things", partitions=1)
+        log = await log_at(cluster.bootstrap)
+        try:
+            cluster.refuse_next(PRODUCE, NOT_LEADER, after_milliseconds=300)
+            publishing = asyncio.create_task(log.publish(first))
+            await eventually(lambda: cluster.received(PRODUCE) == 1)
+            await asyncio.gather(publishing, log.publish(later))
+            assert await asyncio.to_thread(cluster.stored, "things") == [first.value, later.value]
+        finally:
+            await log.close()

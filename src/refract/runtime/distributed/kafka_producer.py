@@ -70,6 +70,9 @@ class KafkaProducer:
             **client_settings(bootstrap),
             "acks": "all",
             "enable.idempotence": True,
+            # With more, the library takes a batch that the broker refused for stored as soon as a later one is, since
+            # it trusts the order of sequences: but a broker that knows none of ours takes whichever comes first.
+            "max.in.flight.requests.per.connection": 1,
             "linger.ms": LINGER_MILLISECONDS,
             "delivery.timeout.ms": round(PUBLISH_TIMEOUT * SHARE_OF_DELIVERY * 1_000),
             "request.timeout.ms": 3_000,
