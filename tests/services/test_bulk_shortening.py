@@ -266,7 +266,7 @@ async def test_a_report_survives_a_crash(workshop: Workshop) -> None:
 
 async def test_many_at_once_with_one_key_have_one_effect(workshop: Workshop) -> None:
     rows: list[object] = [{"url": f"https://example.com/{each}", "force_new": True} for each in range(250)]
-    answers = await at_once(*(workshop.bulk.answer(ANNA, rows, "k") for _ in range(20)))
+    answers = await at_once(*(workshop.bulk.answer(ANNA, rows, "k") for _ in range(100)))
     assert len({answer.body for answer in answers}) == 1
     assert len(json.loads(answers[0].body)["results"]) == 250
     assert len(await workshop.links()) == 250

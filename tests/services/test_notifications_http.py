@@ -170,12 +170,13 @@ async def test_what_is_read_is_no_longer_unread(notices: NoticesWorld) -> None:
 
 
 async def test_nobody_reads_for_another(notices: NoticesWorld) -> None:
-    await notices.tell(created())
+    await notices.tell(created(), created(BOB))
     [mine] = (await notices.page())["notifications"]
     answer = await notices.call("POST", f"/notifications/{mine['id']}/read", user=BOB)
     assert (answer.status, answer.json) == (403, {"error": "forbidden"})
     assert (await notices.call("POST", "/notifications/all/read", user=BOB)).status == 204
-    assert (await notices.page())["unread"] == 1
+    assert await notices.unread() == {ALICE: 1, BOB: 0}
+    assert "read_at" not in (await notices.page())["notifications"][0]
 
 
 async def test_what_is_not_there_cannot_be_read(notices: NoticesWorld) -> None:
