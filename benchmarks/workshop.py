@@ -255,6 +255,9 @@ async def _purge_queues(url: str) -> None:
 async def _migrate_and_seed(dsn: str, links: Sequence[SeedLink]) -> None:
     await migrate("links", dsn)
     await seed_postgresql(dsn, links)
+    # Else the server looks through what is new a minute later, and writes it to the disk in the midst of some run.
+    for statement in ("VACUUM (ANALYZE)", "CHECKPOINT"):
+        await _execute(dsn, statement)
 
 
 async def _execute(dsn: str, statement: str) -> None:
