@@ -19,8 +19,7 @@ from benchmarks.workshop import Ready, Workshop
 from benchmarks.wrk import Listening, Reached, ensure_wrk, send, send_once, write_requests
 
 STEADY_CONNECTIONS = 100
-STEADY_SECONDS = 5
-DISK_SECONDS = 2
+STEADY_SECONDS = DISK_SECONDS = 5
 REST_SECONDS = 8.0
 NGINX, COMMIT, ASYNC = "nginx", "commit", "async"
 DURABILITY = "CLICK_DURABILITY"
