@@ -14,9 +14,10 @@ from refract.kernel.events import Event, encode_batch
 from refract.runtime import inbox
 from refract.runtime.correlation import current_correlation_id
 from refract.runtime.messages import Message
-from refract.runtime.ports import Database, QueueReader, Transaction
+from refract.runtime.ports import QueueReader, Transaction
 from tests.support.burials import burials
 from tests.support.buses import take
+from tests.support.databases import AwayAtFirst
 from tests.support.inboxes import BAD, KilledReader, Unlucky, declared_world, handled
 from tests.support.waiting import eventually
 from tests.support.worlds import Noted, World, add_effects, noted, running
@@ -206,20 +207,6 @@ async def test_lines_about_an_array_have_it_though_what_is_done_has_not(
     assert lines[-1] == ("message moved to dead letters", "story 1")
     assert all(story for _, story in lines)
     assert done == {""}
-
-
-class AwayAtFirst:
-    """A database that does not answer the first time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._away = True
-
-    def transaction(self) -> Any:
-        away, self._away = self._away, False
-        if away:
-            raise Unavailable("database", "nobody answers")
-        return self._database.transaction()
 
 
 @pytest.mark.parametrize("redelivered", [False, True])

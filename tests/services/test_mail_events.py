@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from refract.kernel.errors import Unavailable
 from refract.kernel.events import LEGACY_MAIL_EXCHANGE, PLATFORM_EXCHANGE
 from refract.runtime.inbox import Inbox
 from refract.runtime.messages import Binding, Message, Queue
 from refract.runtime.metrics import Metrics
 from refract.runtime.outbox import Relay
-from refract.runtime.ports import Database, EventBus
+from refract.runtime.ports import EventBus
 from refract.runtime.statements import Statement
 from refract.services.identity import reactions
 from refract.services.identity.api import EmailPasswordResetRequested, EmailVerificationRequested
@@ -27,7 +26,7 @@ from refract.services.identity.domain.one_time import OneTimeToken, Purpose
 from refract.services.notifications.reactions import QUEUES as READERS
 from tests.support.buses import Buses
 from tests.support.clocks import START, ManualClock
-from tests.support.databases import Location
+from tests.support.databases import AwayAtFirst, Location
 from tests.support.mail_desk import MailDesk, desk, mail_location, migrated_dsn, migrated_file, tokens_in
 from tests.support.waiting import eventually
 from tests.support.worlds import buses_beside, running
@@ -87,20 +86,6 @@ async def post(desk: MailDesk, mail_location: Location, request: pytest.FixtureR
         buses = buses_beside(mail_location, request)
         stack.push_async_callback(buses.close)
         yield Post(desk, await buses.open(), buses)
-
-
-class AwayAtFirst:
-    """A database that does not answer the first time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._away = True
-
-    def transaction(self) -> Any:
-        away, self._away = self._away, False
-        if away:
-            raise Unavailable("database", "nobody answers")
-        return self._database.transaction()
 
 
 def mailbox(post: Post) -> str:

@@ -5,10 +5,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import asyncpg
 import pytest
 
+from refract.kernel.errors import Unavailable
 from refract.runtime.distributed.database import PostgresDatabase
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.migrations import head_revision, migrate
@@ -132,3 +134,18 @@ async def database(database_location: Location) -> AsyncIterator[Database]:
     opened = await open_database(database_location)
     yield opened
     await opened.close()
+
+
+class AwayAtFirst:
+    """A database that does not answer the first time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._away = True
+
+    def transaction(self) -> Any:
+        """Begin one, but not at first."""
+        away, self._away = self._away, False
+        if away:
+            raise Unavailable("database", "nobody answers")
+        return self._database.transaction()

@@ -89,8 +89,8 @@ def handing_over(world: World, bus: Counted, database: object | None = None) -> 
     """A handover over this bus, and over this database or that of the world."""
     return Handover(
         "test",
-        database=database or world.database,  # type: ignore[arg-type]  # as much of one as is used
-        bus=bus,  # type: ignore[arg-type]  # the same
+        database=database or world.database,  # type: ignore[arg-type]  # a stand-in has only what a handover calls
+        bus=bus,  # type: ignore[arg-type]  # Counted is such a stand-in
         clock=world.clock,
         metrics=world.metrics,
     )
