@@ -136,7 +136,9 @@ async def test_what_many_look_at_at_once_is_put_together_once(periods: PeriodsWo
 async def test_values_that_did_not_fit_are_remembered_until_they_are_counted_again(
     periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
+    """Where they are too many clicks to be counted from these at every look."""
     monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 4)
+    monkeypatch.setattr("refract.services.analytics.queries.reading.MOST_RECOUNTED", 20)
     hour = datetime(2026, 2, 27, 10, tzinfo=UTC)
     cities = {f"city {number}": 9 - number for number in range(8)}
     for city, clicks in reversed(cities.items()):

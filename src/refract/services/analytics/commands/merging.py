@@ -19,7 +19,6 @@ from refract.services.analytics.domain.quarters import MOST_CLICKS, pack_quarter
 from refract.services.analytics.domain.sketches import hash_visitor, merge_sketches
 from refract.services.analytics.domain.tallies import MOST_IN_HOUR, MOST_IN_LONGER, OTHER, Tally, merge_tallies
 from refract.services.analytics.store.folding import (
-    COUNT_VALUES,
     DETAILS,
     QUARTERS,
     READ_COUNTS,
@@ -27,7 +26,9 @@ from refract.services.analytics.store.folding import (
     READ_DETAILS,
     READ_VISITORS,
     SKETCHES,
+    TALLIES,
 )
+from refract.services.analytics.store.values import count_values
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Merging:
         return Merged(list(rows.values()), sorted(corrections, key=_ROW_OF))
 
     async def _merged(self, column: str, link: _Link, pieces: Sequence[Piece]) -> bytes | None:
-        if column in COUNT_VALUES:
+        if column in TALLIES:
             overflowed = [hour for hour, stored in pieces if _OTHER in stored]
             if overflowed and link.span == DAY:
                 await self._correct_hours(column, link, overflowed)
@@ -177,12 +178,9 @@ class Merging:
         if clicks > EXACT_CLICKS or begin <= self._clock.now() - self._kept:
             return None
         most = MOST_IN_HOUR if span == HOUR else MOST_IN_LONGER
-        scope = {"code": link.short_code, "begin": begin, "end": end_of(begin, span), "most": most + 1}
+        scope = (column, link.short_code, begin, end_of(begin, span))
         try:
-            people, bots = [
-                _most_frequent(await self._database.fetch(COUNT_VALUES[column], bots=bots, **scope), most)
-                for bots in (False, True)
-            ]
+            people, bots = [await count_values(self._database, *scope, most=most, bots=bots) for bots in (False, True)]
         except TimedOut:
             log.warning("values not counted again", extra={"short_code": link.short_code, "column": column})
             return None
@@ -230,12 +228,3 @@ def _quarters(counts: Sequence[Row]) -> dict[int, Pair]:
             before = quarters.get(quarter, NO_CLICKS)
             quarters[quarter] = before[0] + clicks, before[1] + bot_clicks
     return quarters
-
-
-def _most_frequent(rows: Sequence[Row], most: int) -> dict[str, int]:
-    """Counts by value, the rest of all under OTHER; `rows` are one more than there is room for, if there are."""
-    kept = rows if len(rows) <= most else rows[: most - 1]
-    counts = {row["value"]: row["clicks"] for row in kept}
-    if rest := (rows[0]["total"] if rows else 0) - sum(counts.values()):
-        counts[OTHER] = counts.get(OTHER, 0) + rest
-    return counts

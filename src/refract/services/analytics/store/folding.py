@@ -190,20 +190,6 @@ WRITE_ROW = Statement(
     """,  # noqa: S608  # names, not values
 )
 
-COUNT_VALUES = {
-    f"by_{dimension}": Statement(
-        f"count_{dimension}",
-        "The most frequent values of a dimension in the clicks themselves, and how many clicks have any.",
-        f"""
-        SELECT {dimension} AS value, count(*) AS clicks, CAST(sum(count(*)) OVER () AS BIGINT) AS total FROM clicks
-        WHERE short_code = :code AND clicked_at >= :begin AND clicked_at < :end
-            AND {dimension} IS NOT NULL AND bot = :bots
-        GROUP BY {dimension} ORDER BY count(*) DESC, {dimension} LIMIT :most
-        """,  # noqa: S608  # names, not values
-    )
-    for dimension in DIMENSIONS
-}
-
 CORRECT_TALLY = {
     column: Statement(
         f"correct_{column}",
