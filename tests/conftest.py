@@ -1,8 +1,7 @@
 """Fixtures for all tests: where the real servers are, and a corner of each that no other test uses."""
 
 import secrets
-from asyncio import AbstractEventLoop as Loop
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import uvloop
@@ -16,14 +15,11 @@ from tests.support.servers.selection import configured
 
 __all__ = ["fresh_database", "unmade_database"]
 
+pytest_plugins = ["tests.support.stuck"]
+
 # A busy machine makes examples slow, and no property of ours is about time.
 settings.register_profile("refract", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("refract")
-
-
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], Loop]]:
-    """Tests run on the event loop that processes run on."""
-    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
