@@ -18,12 +18,13 @@ from refract.runtime.embedded.event_bus import EmbeddedBus
 from refract.runtime.metrics import Metrics
 from refract.runtime.service import Foundation
 from refract.runtime.statements import Statement
-from refract.runtime.tokens import TokenVerifier
+from refract.runtime.tokens import TokenSigner, TokenVerifier
 from refract.services.analytics.http import streams
-from refract.services.analytics.queries.live import LiveWatch, Viewer
+from refract.services.analytics.queries.live import LiveWatch, TooManyWatch, Viewer
 from refract.services.analytics.queries.views import LiveView
 from refract.services.analytics.service import build_analytics
 from refract.services.analytics.settings import AnalyticsSettings
+from refract.services.gateway.domain.revocations import Revocation, Revocations
 from tests.support.clocks import START
 from tests.support.fronts import SECRET, Front, tokens
 from tests.support.http import Client, head
@@ -94,10 +95,26 @@ async def test_no_more_watch_than_there_is_room_for(stats: StatsWorld, monkeypat
         async with live(stats, port) as two:
             await one.next()
             await two.next()
-            assert (await stats.get("abc/live")).status == 503
+            refused = await stats.get("abc/live")
+            assert (refused.status, refused.json) == (429, {"error": "too many live streams"}), "no breaker minds that"
+            assert refused.headers["retry-after"] == "10"
         await eventually(lambda: stats.watch.viewers == 1)
         async with live(stats, port) as another:
             await another.next()
+
+
+def seen_first(code: str) -> LiveView:
+    return LiveView(short_code=code, total_clicks=0, bot_clicks=0, last_clicked_at=None)
+
+
+async def test_nobody_has_all_places(stats: StatsWorld) -> None:
+    watch = LiveWatch(stats.database, most=9, most_of_one=2)
+    watching = [watch.enter("ann", seen_first(code)) for code in ("abc", "def")]
+    with pytest.raises(TooManyWatch):
+        watch.enter("ann", seen_first("abc"))
+    assert watch.enter("bob", seen_first("abc")).user_id == "bob"
+    watch.leave(watching[0])
+    assert watch.enter("ann", seen_first("ghi")).short_code == "ghi"
 
 
 def ask_and_leave(port: int, request: bytes) -> None:
@@ -119,15 +136,15 @@ async def test_no_more_watch_though_all_come_at_once(stats: StatsWorld, monkeypa
     async with AsyncExitStack() as doors:
         clients = [await doors.enter_async_context(await Client.connect(stats.server.port)) for _ in range(30)]
         answers = Counter(await asyncio.gather(*map(come, clients)))
-        assert answers == {b"HTTP/1.1 200 OK\r\n": 3, b"HTTP/1.1 503 Service Unavailable\r\n": 27}
+        assert answers == {b"HTTP/1.1 200 OK\r\n": 3, b"HTTP/1.1 429 Too Many Requests\r\n": 27}
         assert stats.watch.viewers == 3
     await eventually(lambda: stats.watch.viewers == 0)
     came, enter = 0, stats.watch.enter
 
-    def counted(seen: LiveView) -> Viewer:
+    def counted(user_id: str, seen: LiveView) -> Viewer:
         nonlocal came
         came += 1
-        return enter(seen)
+        return enter(user_id, seen)
 
     monkeypatch.setattr(stats.watch, "enter", counted)
     for _ in range(30):
@@ -155,6 +172,21 @@ async def test_through_the_gateway_in_both_ways(stats: StatsWorld, front: Front)
             assert (await client.get(f"/api/stats/abc/{path}")).status == 401
 
 
+async def test_through_the_gateway_nothing_is_shown_to_a_token_that_was_taken_back(
+    stats: StatsWorld, front: Front
+) -> None:
+    await stats.click(START)
+    revocations, believed = Revocations(), tokens(stats.periods.clock)
+    port = await front(stats.application, tokens=believed, revocations=revocations)
+    until = stats.now + 2 * DAY
+    async with going_on(stats.watch.run), live(stats, port, "/api/stats/abc/live") as stream:
+        assert (await stream.next())["total_clicks"] == 1
+        revocations.apply(Revocation("owner", until, generation=1))
+        with pytest.raises(AssertionError, match="the stream has ended"):
+            await stream.next()
+        await eventually(lambda: stats.watch.viewers == 0)
+
+
 async def test_one_statement_for_all_and_none_for_nobody(stats: StatsWorld) -> None:
     asked: list[list[str]] = []
 
@@ -168,9 +200,7 @@ async def test_one_statement_for_all_and_none_for_nobody(stats: StatsWorld) -> N
     async with going_on(watch.run):
         await asyncio.sleep(0.05)
         assert asked == []
-        viewers = [
-            watch.enter(LiveView(short_code=code, total_clicks=0, bot_clicks=0, last_clicked_at=None)) for code in "bab"
-        ]
+        viewers = [watch.enter("owner", seen_first(code)) for code in "bab"]
         await eventually(lambda: len(asked) > 2)
         assert asked[-1] == ["a", "b"]
         for viewer in viewers:
@@ -215,7 +245,7 @@ async def test_a_database_that_is_away_ends_no_stream(stats: StatsWorld, caplog:
     database: Any = Away()
     watch = LiveWatch(database, pause=0.01)
     await stats.click(START)
-    viewer = watch.enter(LiveView(short_code="abc", total_clicks=0, bot_clicks=0, last_clicked_at=None))
+    viewer = watch.enter("owner", seen_first("abc"))
     assert await viewer.next(1.0) is not None
     async with going_on(watch.run):
         with caplog.at_level(logging.WARNING):
@@ -238,7 +268,28 @@ async def test_silence_is_broken_so_that_nobody_closes_the_stream(
             assert await stream.client.reader.readuntil(b"\r\n:\n\n\r\n")
 
 
-async def test_a_stream_ends_with_the_token_and_when_we_stop(stats: StatsWorld) -> None:
+async def test_a_stream_ends_with_its_token(stats: StatsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also here, behind the gateway: what is left of its time is all that a stream has."""
+    monkeypatch.setattr(streams, "HEARTBEAT", 0.05)
+    await stats.click(START)
+    async with live(stats, stats.server.port) as stream:
+        await stream.next()
+        stats.periods.clock.advance(3_599)
+        assert await stream.client.reader.readuntil(b"\r\n:\n\n\r\n"), "an hour is not over"
+        stats.periods.clock.advance(1)
+        with pytest.raises(AssertionError, match="the stream has ended"):
+            await stream.next()
+    signer = TokenSigner(SECRET, stats.periods.clock)
+    short = signer.sign("owner", "owner@example.com", lifetime=timedelta(minutes=1)).token
+    monkeypatch.setattr(stats, "token", lambda: short)
+    async with live(stats, stats.server.port) as stream:
+        await stream.next()
+        stats.periods.clock.advance(60)
+        with pytest.raises(AssertionError, match="the stream has ended"):
+            await stream.next()
+
+
+async def test_a_stream_ends_when_we_stop(stats: StatsWorld) -> None:
     await stats.click(START)
     async with live(stats, stats.server.port) as stream:
         await stream.next()
@@ -246,10 +297,6 @@ async def test_a_stream_ends_with_the_token_and_when_we_stop(stats: StatsWorld) 
         with pytest.raises(AssertionError, match="the stream has ended"):
             await stream.next()
     assert stats.watch.viewers == 0
-    token = stats.token()
-    stats.periods.clock.advance(24 * 3_600)
-    async with await Client.connect(stats.server.port) as client:
-        assert (await client.get("/stats/abc/live", f"Authorization: Bearer {token}")).status == 401
 
 
 async def test_a_server_that_stops_ends_its_streams_in_time(stats: StatsWorld) -> None:

@@ -90,6 +90,7 @@ _MEANINGS = {
     403: ("The link is another user's.", "forbidden"),
     404: ("There is no such link.", "not found"),
     410: ("The link is deleted, and only its owner may read on.", "this link is no longer active"),
+    429: ("So many streams are open already; `Retry-After` says when to try again.", "too many live streams"),
     503: ("It cannot be done now, and may be tried again.", "service unavailable"),
 }
 

@@ -96,10 +96,11 @@ def live_routes(reader: Reader, watch: LiveWatch, clock: Clock) -> list[Any]:
         "/stats/{code:str}/live",
         http_method=READING,
         summary="Watch a link",
-        description="Server-sent events: the totals of a link at once, and within a second of every change.",
+        description="Server-sent events: the totals of a link at once, and within a second of every change. A stream "
+        "ends after an hour, or with its token or key.",
         tags=TAGS,
         media_type="text/event-stream",
-        responses=errors(404),
+        responses=errors(404, 429),
     )
     async def watch_link(request: Request[Any, Any, Any], caller: Caller, code: Code) -> Response[Any]:
         link = await find_own(reader, caller.subject, code)
@@ -110,7 +111,7 @@ def live_routes(reader: Reader, watch: LiveWatch, clock: Clock) -> list[Any]:
             last_clicked_at=None if link.clicked is None else link.clicked.end,
         )
         seconds = min(LONGEST_STREAM, caller.expires_at - clock.now()).total_seconds()
-        viewer = watch.enter(seen)  # before the answer begins, which cannot be taken back
+        viewer = watch.enter(caller.subject, seen)  # before the answer begins, which cannot be taken back
         events = _events(watch, viewer, clock, clock.monotonic() + seconds)
         return _stream(request, events, "text/event-stream", {})
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from weakref import WeakSet
 
-from refract.kernel.errors import RefractError, Unavailable
+from refract.kernel.errors import Limited, RefractError
 from refract.runtime.ports import Database
 from refract.services.analytics.queries.statements import WATCH
 from refract.services.analytics.queries.views import LiveView
@@ -17,12 +17,28 @@ PAUSE = 0.5
 MOST_VIEWERS = 1_000
 """Of one process: each keeps a connection and a task, and is written to whenever its link is clicked."""
 
+MOST_OF_ONE = 50
+"""Of these for one user, so that nobody has all of them."""
+
+FULL_SECONDS = 10.0
+"""When to try again, as far as anybody can tell."""
+
+
+class TooManyWatch(Limited):
+    """There is no place left, or none for this user. No trouble of ours, to which a breaker would have to open."""
+
+    message = "too many live streams"
+
+    def __init__(self) -> None:
+        super().__init__(FULL_SECONDS)
+
 
 class Viewer:
     """Somebody who watches one link. Whoever is slow misses what was in between, and sees what is."""
 
-    def __init__(self, short_code: str, seen: LiveView) -> None:
-        self.short_code = short_code
+    def __init__(self, user_id: str, seen: LiveView) -> None:
+        self.user_id = user_id
+        self.short_code = seen.short_code
         self._view = seen
         self._news = asyncio.Event()
         self._news.set()  # the first thing to be shown is what there is already
@@ -54,10 +70,13 @@ class LiveWatch:
     """All viewers of this process. One whom nobody holds any more, as where a client left before its stream began,
     is none."""
 
-    def __init__(self, database: Database, *, pause: float = PAUSE, most: int = MOST_VIEWERS) -> None:
+    def __init__(
+        self, database: Database, *, pause: float = PAUSE, most: int = MOST_VIEWERS, most_of_one: int = MOST_OF_ONE
+    ) -> None:
         self._database = database
         self._pause = pause
         self._most = most
+        self._most_of_one = most_of_one
         self._viewers: WeakSet[Viewer] = WeakSet()
         self._wanted = asyncio.Event()
         self._is_over = False
@@ -67,11 +86,14 @@ class LiveWatch:
         """How many watch."""
         return len(self._viewers)
 
-    def enter(self, seen: LiveView) -> Viewer:
-        """Watch a link, from what is known of it already; raises Unavailable when so many do that nobody else may."""
+    def enter(self, user_id: str, seen: LiveView) -> Viewer:
+        """Watch a link, from what is known of it already; raises TooManyWatch when so many do that nobody else may."""
         if len(self._viewers) >= self._most:
-            raise Unavailable("live", f"{self._most} watch already")
-        viewer = Viewer(seen.short_code, seen)
+            log.warning("nobody else may watch", extra={"viewers": len(self._viewers)})
+            raise TooManyWatch
+        if sum(viewer.user_id == user_id for viewer in self._viewers) >= self._most_of_one:
+            raise TooManyWatch
+        viewer = Viewer(user_id, seen)
         if self._is_over:
             viewer.end()
         self._viewers.add(viewer)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,13 +11,14 @@ from refract.kernel.errors import Kind, NotFound, RefractError
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.web import STATUSES
-from refract.services.gateway.api import Match, WrongMethod
-from refract.services.gateway.domain.callers import Asked, Caller
+from refract.services.gateway.api import Match, Route, WrongMethod
+from refract.services.gateway.domain.callers import NOBODY, Asked, Caller
 from refract.services.gateway.domain.headers import Header, UnknownUpstream, forwarded_headers
 from refract.services.gateway.http.counting import Counting
 from refract.services.gateway.http.guarding import Guard
 from refract.services.gateway.http.identifying import Callers, oddity
 from refract.services.gateway.http.keys import Keys
+from refract.services.gateway.http.lasting import Lasting
 from refract.services.gateway.http.places import Place, Places
 from refract.services.gateway.http.refusing import fields_of, refuse, status_of
 from refract.services.gateway.http.rows import find_row
@@ -73,12 +75,25 @@ class Dispatch:
             send = adding(fields, send)
             try:
                 receiving = await place.begun(receive) if asked.has_body else receive
+                if receiving is not None and route.streams and caller is not NOBODY:
+                    lasting = Lasting(receiving, send, partial(self._may_go_on, route, scope, asked))
+                    receiving, send = lasting.receive, lasting.send
                 if receiving is not None:
                     await checks.guard.forward(route, inner_scope(scope, match, asked, caller), receiving, send)
             except RefractError as error:
                 await refuse_with(scope, asked, error, send)  # here, because this was counted, too
         finally:
             place.leave()
+
+    async def _may_go_on(self, route: Route, scope: Scope, asked: Asked) -> bool:
+        """Whether whoever began to read an answer would still be let in."""
+        checks = self._checks
+        try:
+            if checks.callers.identify(route, scope["method"], asked) is None:
+                await checks.keys.check(route, asked, scope["state"]["client_address"])
+        except RefractError as error:
+            return error.kind not in {Kind.UNAUTHENTICATED, Kind.FORBIDDEN}  # that nobody can tell now ends nothing
+        return True
 
     def _read(self, scope: Scope) -> Asked:
         asked = Asked.of(scope["headers"], scope["scheme"])

@@ -98,11 +98,19 @@ class Keys:
         self._looked_at = 0
 
     async def identify(self, route: Route, asked: Asked, address: str) -> Caller:
-        """Whose key it is, NOBODY where a row is for everybody and the key is for something else.
+        """Whose key it is, NOBODY where a row is for everybody and the key is for something else. It is used once more.
 
         Raises TwoProofs, NotForKeys, KeyRefused, ScopeLacking, TooMany where the address has guessed too often, and
         Unresolved, CircuitOpen or Busy where identity cannot be asked.
         """
+        key = await self.check(route, asked, address)
+        if key is None:
+            return NOBODY
+        self._known.count_use(key)
+        return key.caller
+
+    async def check(self, route: Route, asked: Asked, address: str) -> KnownKey | None:
+        """The same without a use."""
         offer = asked.offer()
         assert offer is not None, "it was seen by whoever sends us here"
         if not offer.token:
@@ -111,12 +119,11 @@ class Keys:
             raise NotForKeys
         hashed = key_hash(offer.token)
         key = self._known.find(hashed) or await self._find_out(hashed, offer.token, address)
-        if route.scope not in key.scopes:
-            if route.token == "optional":  # noqa: S105  # a word of the table
-                return NOBODY
-            raise ScopeLacking
-        self._known.count_use(key)
-        return key.caller
+        if route.scope in key.scopes:
+            return key
+        if route.token == "optional":  # noqa: S105  # a word of the table
+            return None
+        raise ScopeLacking
 
     async def run(self) -> None:
         """Tell identity of uses once a minute: of keys that are not asked for again, it would never hear."""
