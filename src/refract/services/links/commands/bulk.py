@@ -246,18 +246,17 @@ class BulkShortening:
 
     async def _tell(self, owner: Owner, wanted: Iterable[_Wanted]) -> None:
         """What follows after the commit."""
-        known, aliases = 0, {}
+        known, awaited = 0, {}
         for one in wanted:
             if one.link is not None:
                 known += len(one.rows) - one.created
-                if one.created and one.draft.alias is not None:
-                    aliases[cache_key(one.link)] = one.link.version
+                if one.created and self._maker.may_be_awaited(one.draft):
+                    awaited[cache_key(one.link)] = one.link.version
         if known:
             self._known_url.inc(known)
             log.info("urls known", extra={"rows": known, "user_id": owner.user_id})
-        if aliases:
-            # Somebody may have asked for them before they were there, and the answer been kept.
-            await self._cache.drop(aliases)
+        if awaited:
+            await self._cache.drop(awaited)
 
 
 def _order(one: _Wanted) -> tuple[bool, bytes, str]:

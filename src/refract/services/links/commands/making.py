@@ -6,7 +6,7 @@ from typing import Protocol
 
 from refract.kernel.clock import Clock
 from refract.runtime.ports import Cache, Database
-from refract.services.links.domain.codes import CodeSource
+from refract.services.links.domain.codes import CodeSource, can_be_foreseen
 from refract.services.links.domain.destinations import OwnDomains, url_key
 from refract.services.links.domain.drafts import Draft, Wish
 from refract.services.links.domain.link import Link, Owner, Status, status_at
@@ -59,6 +59,10 @@ class LinkMaker:
             expires_at=draft.expires_at,
             url_key=url_key(draft.destination.url, self.normalization) if draft.is_plain else None,
         )
+
+    def may_be_awaited(self, draft: Draft) -> bool:
+        """Whether somebody may have asked for the code before its link was there, and the answer been kept."""
+        return draft.alias is not None or can_be_foreseen(self.codes)
 
 
 class InTheWay(Exception):

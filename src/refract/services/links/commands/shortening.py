@@ -145,8 +145,7 @@ class Shortening:
             self._known_url.inc()
             # Not the URL: there may be a secret in it.
             log.info("url known", extra={"short_code": outcome.link.short_code, "user_id": owner.user_id})
-        elif draft.alias is not None:
-            # Somebody may have asked for it before it was there, and the answer been kept.
+        elif self._maker.may_be_awaited(draft):
             await self._cache.drop({cache_key(outcome.link): outcome.link.version})
 
     def _answer(self, shortened: Shortened) -> Answer:

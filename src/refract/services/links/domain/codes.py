@@ -61,6 +61,11 @@ def code_source(strategy: Strategy) -> CodeSource:
     return _snowflake_code if strategy == "snowflake" else _code_for_any_id
 
 
+def can_be_foreseen(source: CodeSource) -> bool:
+    """Whether somebody can know its codes before they are made: an id says little more than when it was."""
+    return source is _snowflake_code
+
+
 def _code_for_any_id(_link_id: int) -> str:
     return random_code()
 
