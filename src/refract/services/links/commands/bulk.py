@@ -32,6 +32,8 @@ ROUTE = "shorten/bulk"
 ROWS = 1_000
 CHUNK = 100
 """Rows in one transaction; a remembered part is one chunk, so that another number forgets what was half done."""
+COUNTED = 0
+"""The first part of a remembered request, which only says that its rows were counted; the chunks follow."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,10 +103,11 @@ class BulkShortening:
             raise Invalid(f"urls must have 1 to {ROWS} rows")
         request = None if key is None else KeyedRequest.of(owner.user_id, key, ROUTE, rows)
         remembered = {} if request is None else await self._memory.recall(request)
-        await self._count(owner, len(rows) - len(remembered) * CHUNK)
+        if not remembered:
+            await self._count_once(owner, len(rows), request)
         chunks = await self._chunks(rows, remembered)
         await self._refuse_threats(chunks)
-        parts = {part: answer.body for part, answer in remembered.items()}
+        parts = {part: answer.body for part, answer in remembered.items() if part != COUNTED}
         for chunk in chunks:
             parts[chunk.part] = await self._shorten(owner, chunk, request)
         if request is not None and not chunks:
@@ -113,10 +116,21 @@ class BulkShortening:
         results = b",".join(parts[part][1:-1] for part in sorted(parts))
         return Answer(200, b'{"results":[' + results + b"]}")
 
-    async def _count(self, owner: Owner, rows: int) -> None:
-        """Count each row against what the user may send in a minute; what was done before is not counted again."""
-        if rows <= 0:
+    async def _count_once(self, owner: Owner, rows: int, request: KeyedRequest | None) -> None:
+        """Count the rows of a request once, however often it is sent, and however many copies of it come together.
+
+        This is before all that costs more, and what is refused leaves nothing behind, so that it may be tried again.
+        """
+        if request is None:
+            await self._count(owner, rows)
             return
+        # Copies wait here for the end of this transaction: it is a short one, and what is done comes later.
+        async with self._database.transaction() as tx:
+            if await self._memory.claim(tx, request, COUNTED) is None:
+                await self._count(owner, rows)
+
+    async def _count(self, owner: Owner, rows: int) -> None:
+        """Count each row against what the user may send in a minute."""
         limit = self._policy.limit
         if 0 < limit < rows:  # no minute would be long enough, and whoever waited for one would wait for ever
             raise Invalid(f"{rows} URLs in one request are more than the {limit} that may be sent in a minute")
@@ -127,7 +141,7 @@ class BulkShortening:
     async def _chunks(self, rows: Sequence[object], remembered: Mapping[int, Answer]) -> list[_Chunk]:
         """What is still to be done, checked."""
         chunks = []
-        for part, start in enumerate(range(0, len(rows), CHUNK)):
+        for part, start in enumerate(range(0, len(rows), CHUNK), start=COUNTED + 1):
             if part in remembered:
                 continue
             chunk = _Chunk(part, range(start + 1, min(start + CHUNK, len(rows)) + 1))
