@@ -65,6 +65,13 @@ class Listed:
         ("shared.example/evil", "https://shared.example/evil"),
         ("shared.example:8080", "http://shared.example:8080/x"),
         ("shared.example:443", "https://shared.example/x"),
+        ("shared.example/evil", "http://shared.example/%65vil/%zz"),
+        ("shared.example/evil", "http://shared.example/ev%69l%"),
+        ("shared.example/evil", "http://shared.example/%/../ev%69l/100%"),
+        ("shared.example/?evil", "http://shared.example/?%65vil&100%"),
+        ("shared.example/#evil", "http://shared.example/#%65vil%"),
+        ("shared.example/100%/%65vil", "http://shared.example/100%25/evil"),
+        ("shared.example/100%25/evil", "http://shared.example/100%/ev%69l"),
     ],
 )
 async def test_what_a_line_blocks(tmp_path: Path, line: str, url: str) -> None:
@@ -85,6 +92,8 @@ async def test_what_a_line_blocks(tmp_path: Path, line: str, url: str) -> None:
         ("https://shared.example/~evil", "https://www.shared.example/~evil"),
         ("https://shared.example", "https://shared.example.org/"),
         ("shared.example:8080", "http://shared.example/x"),
+        ("shared.example/a", "http://shared.example/%%36%31"),  # which is %61 in letters
+        ("shared.example/evil", "http://shared.example/good%/evil"),
         ("[2001:db8::7]:8080", "http://[2001:db8::7]/x"),
         ("evil.example", "no URL at all"),
     ],

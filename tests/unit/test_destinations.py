@@ -228,6 +228,29 @@ def test_our_own_address_is_refused_in_every_spelling(host: str) -> None:
     assert read_destination(f"http://{host}/x", LOCAL).host == "127.0.0.1"
 
 
+THIS_MACHINE = ["localhost", "go.localhost", "127.0.0.1", "127.1.2.3", "0.0.0.0", "[::1]", "[::]", "[::ffff:0:0]"]
+
+
+@pytest.mark.parametrize("listening", [host for host in THIS_MACHINE if host != "127.1.2.3"])
+def test_nobody_is_led_back_to_an_instance_on_his_own_machine(listening: str) -> None:
+    own = OwnDomains.of(f"http://{listening}:8080", [])
+    for host in [*THIS_MACHINE, "LocalHost.", "0", "0x0.0", "0000", "127.255.255.254", "[::ffff:127.9.9.9]"]:
+        assert refusal(f"http://{host}:8080/code", own) == OURS, host
+        assert read_destination(f"http://{host}:8081/code", own).url == f"http://{host}:8081/code"
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.1", "128.0.0.1", "[::2]", "[2001:db8::1]", "notlocalhost", "localhost.example", "127.example"]
+)
+def test_what_only_looks_like_this_machine_may_be_a_destination(host: str) -> None:
+    assert read_destination(f"http://{host}:8080/", LOCAL).url == f"http://{host}:8080/"
+
+
+@pytest.mark.parametrize("host", THIS_MACHINE)
+def test_this_machine_may_be_a_destination_of_an_instance_that_is_elsewhere(host: str) -> None:
+    assert read_destination(f"http://{host}:8080/", OWN).url == f"http://{host}:8080/"
+
+
 def test_another_port_is_another_place() -> None:
     assert read_destination("https://go.example:8443/", OWN).host == "go.example"
     assert read_destination("https://short.example/", OWN).host == "short.example"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Invalid, Misconfigured, Unavailable
-from refract.services.links.domain.destinations import Destination, OwnDomains, normalized, read_destination
+from refract.services.links.domain.destinations import Destination, OwnDomains, read_destination, spelt_for_lists
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _destination(url: str) -> Destination:
 
 def _spelt_normally(destination: Destination) -> str:
     """The URL in the one spelling that both sides of a comparison use, also of its host."""
-    text = normalized(destination.url, "rfc3986")
+    text = spelt_for_lists(destination.url)
     return _ADDRESS.sub(lambda match: f"{match[1]}{destination.host}{match[2]}", text, count=1)
 
 

@@ -30,8 +30,8 @@ _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _DEFAULT_PORTS = frozenset({"", "80", "443"})
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names of one place, where an instance listens to its own machine."""
+_THIS_MACHINE = re.compile(r"(?:.+\.)?localhost|127(?:\.[0-9]+){3}|0\.0\.0\.0|\[::1?\]")
+"""Hosts that lead to the machine of whoever follows them, and those by which a server listens on all its addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,7 @@ class OwnDomains:
                     f'FATAL: environment variable "{variable}" has "{value}"; expected a host such as "s.example"'
                 ) from None
             places.add(_place(parsed))
-        loopback = {(host, port) for name, port in places if name in _LOOPBACK for host in _LOOPBACK}
-        return cls(frozenset(places | loopback))
+        return cls(frozenset(places))
 
     def include(self, parsed: can_ada.URL) -> bool:
         """Whether a URL leads to one of these places, however it is spelt."""
@@ -127,6 +126,14 @@ def normalized(url: str, normalization: Normalization) -> str:
     return f"{text}#{_unescaped(fragment)}" if fragment else text
 
 
+def spelt_for_lists(url: str) -> str:
+    """The `rfc3986` form for a list of what is forbidden, also of a URL with a stray `%`: servers read that as a `%25`.
+
+    Here one join too many costs less than an escape that hides a listed word. For a key it is the other way round.
+    """
+    return normalized(_STRAY_PERCENT.sub("%25", url), "rfc3986")
+
+
 def url_key(url: str, normalization: Normalization) -> bytes:
     """What the unique index compares: a digest, because a URL can be longer than an index takes."""
     return hashlib.sha256(normalized(url, normalization).encode()).digest()
@@ -166,8 +173,13 @@ def _parsed(url: str) -> can_ada.URL:
 
 
 def _place(parsed: can_ada.URL) -> tuple[str, str]:
-    """Host and port for comparison. Whoever answers on one of the default ports is taken to answer on both."""
-    return _canonical_host(parsed.hostname), "" if parsed.port in _DEFAULT_PORTS else parsed.port
+    """Host and port for comparison, one for all names of this machine.
+
+    Whoever answers on one of the default ports is taken to answer on both.
+    """
+    host = _canonical_host(parsed.hostname)
+    port = "" if parsed.port in _DEFAULT_PORTS else parsed.port
+    return "localhost" if _THIS_MACHINE.fullmatch(host) else host, port
 
 
 def _canonical_host(hostname: str) -> str:
