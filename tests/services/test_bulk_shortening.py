@@ -13,16 +13,10 @@ from refract.runtime.statements import Statement
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.store import Links
 from tests.support.links import LinksWorld
+from tests.support.row_locks import wait_for_waiting
 from tests.support.shortening import ANNA, BASE_URL, BORIS, Crash, FailingDatabase, Workshop, at_once
-from tests.support.waiting import eventually
 
 EXPIRE = Statement("expire", "Ends links.", "UPDATE links SET expires_at = :moment")
-
-WAITING = Statement(
-    "waiting",
-    "Counts who waits for a row.",
-    "SELECT count(*) AS waiting FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-)
 
 
 pytestmark = pytest.mark.usefixtures("patient_locks")
@@ -217,17 +211,11 @@ async def test_opposite_requests_do_not_wait_in_a_circle(workshop: Workshop, las
         async with workshop.database.transaction() as tx:
             await Links().add(tx, middle)
             requests = [asyncio.create_task(workshop.results(order)) for order in (rows, rows[::-1])]
-            if workshop.database.dialect == "postgresql":
-                await eventually(lambda: two_wait(workshop.database))
+            await wait_for_waiting(workshop.database, 2)
             raise Crash
     await at_once(*requests)
     assert len(await workshop.links()) == 3
     await workshop.check_each_link_was_announced_once()
-
-
-async def two_wait(database: Database) -> bool:
-    row = await database.fetch_one(WAITING)
-    return row is not None and row["waiting"] == 2
 
 
 async def test_requests_and_single_ones_at_once(workshop: Workshop) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,10 +12,16 @@ from refract.kernel.errors import RefractError, Unavailable
 from refract.runtime.correlation import correlated
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.together import WRITERS
-from refract.services.links.commands.gathering import LINKS_AT_ONCE
+from refract.services.links.commands.gathering import LINKS_AT_ONCE, Gathering
 from refract.services.links.domain.drafts import Wish
+from refract.services.links.domain.link import Link
+from refract.services.links.store import Links
 from tests.support.outboxes import OUTBOX
-from tests.support.shortening import ANNA, BORIS, LINKS, Workshop
+from tests.support.patience import patient
+from tests.support.row_locks import wait_for_waiting
+from tests.support.shortening import ANNA, BORIS, LINKS, Crash, Workshop, at_once
+
+__all__ = ["patient"]
 
 
 class WatchedDatabase:
@@ -116,3 +122,25 @@ async def test_the_same_url_in_one_transaction_is_one_link(workshop: Workshop, w
     assert sorted(answer.status for answer in answers) == [200] * 29 + [201]
     assert len({json.loads(answer.body)["short_code"] for answer in answers}) == 1
     assert len(await watched.fetch(LINKS)) == len(await watched.fetch(OUTBOX)) == 1
+
+
+@pytest.mark.usefixtures("patient")
+async def test_links_that_two_processes_gather_in_opposite_orders_do_not_wait_in_a_circle(database: Database) -> None:
+    """Somebody holds the URL in the middle until both have begun: written as they came, each would hold an end."""
+    maker = Workshop(database).maker
+
+    def new(name: str) -> Link:
+        return maker.link(ANNA, maker.draft(Wish(url=f"https://example.com/{name}")))
+
+    def gathered(names: str) -> list[Any]:
+        gathering = Gathering(database)
+        return [gathering.add(new(name)) for name in names]
+
+    with suppress(Crash):
+        async with database.transaction() as tx:
+            await Links().add(tx, new("m"))
+            both = asyncio.create_task(at_once(*gathered("amz"), *gathered("zma")))
+            await wait_for_waiting(database, 2)
+            raise Crash
+    assert sum(await both) == 3, "nobody was undone, to be tried alone"
+    assert len(await database.fetch(LINKS)) == 3

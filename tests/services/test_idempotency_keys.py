@@ -1,5 +1,6 @@
 """Idempotency-Key on both engines: one effect, one answer, for a day, for one caller and one body."""
 
+import asyncio
 import json
 from datetime import timedelta
 
@@ -11,13 +12,16 @@ from refract.runtime.statements import Statement
 from refract.services.links.commands.remembering import (
     PRUNE_BATCH,
     REMEMBERED,
+    Answer,
     KeyedRequest,
     KeyReused,
+    Memory,
     prune_idempotency_keys,
 )
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.domain.link import CodeTaken
 from tests.support.patience import patient
+from tests.support.row_locks import wait_for_waiting
 from tests.support.shortening import ANNA, BORIS, Crash, FailingDatabase, Workshop, at_once
 
 __all__ = ["patient"]
@@ -159,6 +163,24 @@ async def test_old_keys_are_pruned_in_batches(workshop: Workshop) -> None:
     assert await prune_idempotency_keys(workshop.database, workshop.clock.now() - REMEMBERED) == len(rows)
     assert len(await workshop.keys()) == 1
     assert await workshop.shorten(URL, key="k0") == kept
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_key_that_is_taken_again_while_it_is_pruned_stays(workshop: Workshop) -> None:
+    """On PostgreSQL the batch finds it while it is old, waits for its row, and sees then that it is not."""
+    await workshop.shorten(FORCED, key="k")
+    workshop.clock.advance(DAY)
+    moment = workshop.clock.now()
+    workshop.clock.advance(1)
+    request = KeyedRequest.of(ANNA.user_id, "k", "shorten", FORCED)
+    memory = Memory(workshop.database, workshop.clock)
+    async with workshop.database.transaction() as tx:
+        assert await memory.claim(tx, request) is None
+        pruning = asyncio.create_task(prune_idempotency_keys(workshop.database, moment - REMEMBERED))
+        await wait_for_waiting(workshop.database)
+        await memory.keep(tx, request, Answer(201, b"{}"))
+    assert await pruning == 0
+    assert await workshop.shorten(FORCED, key="k") == Answer(201, b"{}")
 
 
 def test_the_order_of_fields_does_not_matter_and_everything_else_does() -> None:

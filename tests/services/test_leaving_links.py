@@ -13,15 +13,18 @@ from refract.runtime.caching import CacheEntry
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
+from refract.services.analytics.api import LinkTotal, StatsTotals
 from refract.services.identity.api import UserDeleted
 from refract.services.links.commands import leaving
 from refract.services.links.commands.leaving import LEFT_BEHIND, LOOK_AGAIN, POLL_SECONDS, Leaving
+from refract.services.links.commands.totalling import keep_totals
 from refract.services.links.domain.link import Link, Status
 from refract.services.links.reactions import QUEUES, USERS, departures
 from tests.support.clocks import START
 from tests.support.following import Between, of_links
 from tests.support.links import ALICE, BOB, LinksWorld, keep, some_link
 from tests.support.patience import patient
+from tests.support.row_locks import wait_for_waiting
 from tests.support.waiting import eventually
 from tests.support.worlds import running
 
@@ -30,11 +33,7 @@ __all__ = ["of_links", "patient"]
 LINKS = Statement("all_links", "Reads every link.", "SELECT * FROM links ORDER BY id")
 TAGS = Statement("all_tags", "Reads every tag.", "SELECT link_id FROM link_tags")
 KEYS = Statement("keys", "Reads who is remembered.", "SELECT caller FROM idempotency_keys ORDER BY caller")
-WAITING = Statement(
-    "waiting",
-    "Finds who waits.",
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-)
+HOLD = Statement("hold", "Holds a link.", "UPDATE links SET notes = '' WHERE short_code = :short_code")
 DEPARTURES = Statement("departures", "Reads who left.", "SELECT user_id, looks, next_at FROM departures")
 ADD_KEY = Statement(
     "add_key",
@@ -205,8 +204,34 @@ async def test_who_comes_after_the_lease_of_one_that_still_works_waits_for_its_r
         async with links.database.transaction() as tx:
             assert len(await tx.fetch(LEFT_BEHIND, user_id=ALICE.user_id, after=-1, batch=10)) == 1
             clearing = asyncio.create_task(one.clear_up())
-            await eventually(lambda: links.database.fetch(WAITING))
+            await wait_for_waiting(links.database)
         assert await clearing == 1
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_departure_and_totals_of_the_same_links_do_not_wait_in_a_circle(links: LinksWorld) -> None:
+    """Somebody holds the one in the middle until both have begun: in the order of ids, each would hold an end."""
+    codes = {3: "Z", 2: "a", 1: "b"}  # as bytes are compared, and not as words are
+    await keep(links.database, *(hers(number, short_code=code) for number, code in codes.items()))
+    one = leaving_of(links)
+    await note(one, links, farewell())
+
+    async def count(*counted: str) -> None:
+        told = tuple(LinkTotal(short_code=code, total_clicks=7, last_clicked_at=START) for code in counted)
+        async with links.database.transaction() as tx:
+            await keep_totals(tx, [StatsTotals(occurred_at=START, event_id=StatsTotals.new_id(), totals=told)])
+
+    async with asyncio.timeout(60):
+        async with links.database.transaction() as tx:
+            await tx.execute(HOLD, short_code="a")
+            clearing = asyncio.create_task(one.clear_up())
+            await wait_for_waiting(links.database)
+            counting = asyncio.create_task(count(*codes.values()))
+            await wait_for_waiting(links.database, 2)
+        await counting
+        assert await clearing == 3
+    after = (await rows(links)).values()
+    assert {(row["status"], row["total_clicks"]) for row in after} == {("deleted", 7)}
 
 
 class Away(EmbeddedCache):

@@ -111,6 +111,24 @@ async def test_a_change_that_changes_nothing_is_no_event(links: LinksWorld) -> N
     assert (await links.queries.one(ALICE, code)).updated_at == START
 
 
+async def test_a_change_that_changes_nothing_drops_what_a_crash_left(links: LinksWorld) -> None:
+    code = await cached(links, title="same")
+    assert (await links.call("PATCH", f"/urls/{code}", {"title": "same"})).json["title"] == "same"
+    assert await copy(links, code) is None
+
+
+async def test_a_change_of_a_link_that_is_over_frees_its_url(links: LinksWorld) -> None:
+    """Also where no sweep has been: it is marked by the change, and no sweep will look at it again."""
+    plain = {"url": "https://example.com/plain"}
+    code = (await links.call("POST", "/shorten", plain)).json["short_code"]
+    await links.managing.change(ALICE, code, Change(sets_expiry=True, expires_at=START + timedelta(seconds=60)))
+    links.clock.advance(60)
+    assert (await links.managing.change(ALICE, code, Change(title="over"))).status is Status.EXPIRED
+    assert await key_of(links, code) is None
+    again = await links.call("POST", "/shorten", plain)
+    assert (again.status, again.json["status"]) == (201, "active")
+
+
 async def test_a_new_destination_frees_the_url(links: LinksWorld) -> None:
     plain = {"url": "https://example.com/plain"}
     code = (await links.call("POST", "/shorten", plain)).json["short_code"]

@@ -7,7 +7,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,16 @@ from tests.support.waiting import eventually
 __all__ = ["redirects"]
 
 FIELDS = ["level", "time", "service", "correlation_id", "method", "path", "status", "duration_ms", "msg"]
+
+
+@dataclass
+class Redirected:
+    """A request as the hot path hands it over with others."""
+
+    path: bytes = b"/abc"
+    status: int = 301
+    begun: float = 0.0
+    correlation_id: bytes = b"id"
 
 
 class Terminal(io.StringIO):
@@ -106,8 +117,14 @@ async def test_a_flood_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines_in(stream)) == MAX_LINES + 10
 
 
+def complete_together(log: RequestLog, count: int) -> None:
+    for _ in range(count // 100):
+        log.completed_together(b"GET", 301, [Redirected() for _ in range(100)])
+
+
+@pytest.mark.parametrize("complete", [complete, complete_together])
 @pytest.mark.parametrize(("sample", "least", "most"), [(0.0, 0, 0), (0.5, 400, 600), (1.0, 1000, 1000)])
-async def test_a_sample(sample: float, least: int, most: int) -> None:
+async def test_a_sample(complete: Callable[[RequestLog, int], None], sample: float, least: int, most: int) -> None:
     stream = io.StringIO()
     configure_logging("process", "info", stream)
     random.seed(7)
