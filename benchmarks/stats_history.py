@@ -25,6 +25,7 @@ from refract.kernel.clock import Clock, SystemClock
 from refract.runtime.distributed.database import PostgresDatabase
 from refract.services.analytics.commands.expiring import Expiry
 from refract.services.analytics.commands.folding import GRACE, Folding
+from refract.services.analytics.commands.partitioning import Partitions
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, start_of
 from refract.services.analytics.domain.quarters import quarters_of
@@ -195,6 +196,7 @@ async def keep_house(dsn: str, clock: Clock) -> None:
         await Folding(database, clock, clicks_kept=_SETTINGS.clicks_kept).fold()
         kept = {HOUR: _SETTINGS.hours_kept, DAY: _SETTINGS.days_kept, MONTH: _SETTINGS.months_kept}
         await Expiry(database, clock, kept).expire()
+        await Partitions(database, clock, kept=_SETTINGS.clicks_kept).drop()
     finally:
         await database.close()
 

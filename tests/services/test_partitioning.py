@@ -125,15 +125,15 @@ async def test_clicks_over_their_time_go(periods: PeriodsWorld, monkeypatch: pyt
     old = TODAY - 1000 * DAYS
     codes = ("a", "b", "c", "d", "e")
     await periods.count(
-        *(a_click(old + number * timedelta(hours=1), code) for number in range(3) for code in codes),
+        *(a_click(old + number * timedelta(hours=12), code) for number in range(3) for code in codes),
         *(a_click(START, code) for code in codes),
     )
-    periods.pass_to(old + timedelta(days=1826) - timedelta(microseconds=1))
+    periods.pass_to(old + timedelta(days=1826, hours=23))
     await house.partitions.drop()
-    assert len(await periods.raw()) == 20
-    periods.pass_to(old + timedelta(days=1826, hours=1, seconds=1))
-    assert await periods.house().partitions.drop() == 10
-    assert await periods.raw() == [old + timedelta(hours=2)] * 5 + [START] * 5
+    assert len(await periods.raw()) == 20, "days go as a whole"
+    periods.pass_to(old + timedelta(days=1827))
+    assert await house.partitions.drop() == 10
+    assert await periods.raw() == [old + timedelta(days=1)] * 5 + [START] * 5
     totals = Statement("totals", "Reads totals.", "SELECT clicks FROM totals")
     assert [row["clicks"] for row in await periods.database.fetch(totals)] == [4] * 5
 

@@ -11,6 +11,7 @@ from refract.runtime.transactions import StatementFailed
 from refract.services.analytics.domain.periods import DAY, start_of
 from refract.services.analytics.store.expiry import (
     DELETE_CLICKS,
+    EXPIRE_CLICKS,
     IN_DEFAULT,
     KEEP_OTHERS_OUT,
     OLD_CLICKS,
@@ -64,8 +65,11 @@ class Partitions:
         return made
 
     async def drop(self) -> int:
-        """Let go of the clicks over their time, once a day; returns how many partitions and rows went."""
-        before = self._clock.now() - self._kept
+        """Let go of the days over their time; returns how many partitions and rows went."""
+        before = start_of(self._clock.now() - self._kept, DAY)
+        if self._swept != before:
+            async with self._database.transaction() as tx:
+                await tx.execute(EXPIRE_CLICKS, moment=before)
         dropped = 0
         for name in await self._names():
             day = _day(name)
@@ -73,9 +77,9 @@ class Partitions:
                 if not await self._drop(name):
                     break
                 dropped += 1
-        if self._swept != (today := start_of(self._clock.now(), DAY)):
+        if self._swept != before:
             dropped += await self._delete(before)
-            self._swept = today
+            self._swept = before
         return dropped
 
     async def _names(self) -> list[str]:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Self
 HOUR, DAY, MONTH = SPANS = (1, 2, 3)
 """The spans of a rollup row, as the database numbers them."""
 
+CLICK = 0
+"""What is no span: how far back the clicks themselves are kept, which is told with what is kept of each span."""
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 """Where every watermark begins: nothing is older."""
 
@@ -23,6 +26,12 @@ def minute_of(moment: datetime) -> int:
 def moment_of(minute: int) -> datetime:
     """The first moment of a minute."""
     return EPOCH + minute * _MINUTE
+
+
+def nearest_minute(moment: datetime) -> datetime:
+    """The whole minute next to a moment."""
+    before = moment.replace(second=0, microsecond=0)
+    return before if moment - before <= _MINUTE / 2 else before + _MINUTE
 
 
 def microseconds_of(moment: datetime) -> int:
@@ -43,6 +52,11 @@ def end_of(start: datetime, span: int) -> datetime:
     if span == MONTH:
         return (start + timedelta(days=32)).replace(day=1)
     return start + (timedelta(hours=1) if span == HOUR else timedelta(days=1))
+
+
+def first_kept(expired: datetime) -> datetime:
+    """From when on clicks are surely kept: a day later than is said, because the next one may go while we read."""
+    return end_of(start_of(expired, DAY), DAY)
 
 
 class Place(NamedTuple):

@@ -8,7 +8,18 @@ from typing import NamedTuple
 from refract.runtime.ports import Row
 from refract.services.analytics.domain.access import Visibility
 from refract.services.analytics.domain.calendars import Range
-from refract.services.analytics.domain.periods import DAY, HOUR, MONTH, end_of, minute_of, moment_of, start_of
+from refract.services.analytics.domain.periods import (
+    CLICK,
+    DAY,
+    HOUR,
+    MONTH,
+    end_of,
+    first_kept,
+    minute_of,
+    moment_of,
+    nearest_minute,
+    start_of,
+)
 from refract.services.analytics.queries.covering import Folded
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -35,6 +46,8 @@ class KnownLink:
     clicked: Range | None
     """From the first click to the last; None where there is none."""
     folded: Folded
+    clicks_from: datetime
+    """From when on clicks are surely kept themselves."""
     hours_from: datetime
     days_from: datetime
     months_from: datetime
@@ -64,6 +77,7 @@ class KnownLink:
                 months_until=minute_of(min(months_until, start_of(days_until, MONTH))),
                 stale=frozenset((span, minute_of(start)) for span, start in stale),
             ),
+            clicks_from=first_kept(expired[CLICK]),
             # One more period is left out than is expired, because the next one may expire while we read.
             hours_from=end_of(start_of(expired[HOUR], DAY), DAY),
             days_from=end_of(start_of(expired[DAY], MONTH), MONTH),
@@ -78,17 +92,40 @@ class KnownLink:
         start, end = self._settled(span.start), self._settled(span.end)
         if start < end:
             return Range(start, end)
-        unit = DAY if span.start >= self.days_from else MONTH
+        unit = self._unit(span.start)
         last = start_of(span.end - _MICROSECOND, unit)
         return Range(start_of(span.start, unit), end_of(last, unit))
 
     def _settled(self, moment: datetime) -> datetime:
-        if moment >= self.hours_from:
+        if moment >= self.clicks_from and moment >= self.hours_from:
             return moment
-        unit = DAY if moment >= self.days_from else MONTH
+        unit = self._unit(moment)
         before = start_of(moment, unit)
         after = end_of(before, unit)
         return before if moment - before <= after - moment else after
+
+    def _unit(self, moment: datetime) -> int:
+        """Of which rows those are made that know a moment whose clicks are gone."""
+        if moment >= self.hours_from:
+            return HOUR
+        return DAY if moment >= self.days_from else MONTH
+
+    def in_minutes(self, span: Range) -> Range:
+        """A range of which rows know counts: of whole minutes, where the clicks between these are gone.
+
+        The nearest; and the minutes that it lies in, if that would leave nothing.
+        """
+        start, end = map(self.in_minute, span)
+        if start < end:
+            return Range(start, end)
+        return Range(
+            moment_of(minute_of(span.start)),
+            moment_of(minute_of(span.end - _MICROSECOND) + 1),
+        )
+
+    def in_minute(self, moment: datetime) -> datetime:
+        """The same moment, or the nearest whole minute where the clicks around it are gone."""
+        return moment if moment >= self.clicks_from else nearest_minute(moment)
 
     def needed(self, span: Range) -> Range | None:
         """What of a range has to be read: where it reaches beyond the first or last click, to the edge of their row.

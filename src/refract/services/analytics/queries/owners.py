@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import sub
 
 from refract.kernel.errors import Forbidden
@@ -45,14 +46,17 @@ class OwnerQueries:
         """Every period of the range, with its clicks."""
         division = request.divided()
         link = await find_own(self._reader, user_id, short_code)
+        span = link.in_minutes(request.span)
+        if span != request.span:
+            division = replace(request, span=span).divided()
         every, of_bots = await self._reader.counts(link, Moments.of_division(division))
         clicks = every if bots else list(map(sub, every, of_bots))
         return SeriesView(
             short_code=short_code,
             interval=request.interval,
             tz=request.zone.key,
-            from_=request.span.start,
-            to=request.span.end,
+            from_=span.start,
+            to=span.end,
             clicks=sum(clicks),
             bot_clicks=sum(of_bots),
             points=list(map(Point, division.names, clicks, of_bots)),

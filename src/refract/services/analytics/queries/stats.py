@@ -35,7 +35,7 @@ class StatsQueries:
         """The numbers of a link; of one without clicks they are 0."""
         link = await self._find(user_id, short_code)
         now = self._clock.now()
-        moments = Moments.of((now - WEEK_AGO, now - DAY_AGO, after_all(link, now)))
+        moments = Moments.of((*map(link.in_minute, (now - WEEK_AGO, now - DAY_AGO)), after_all(link, now)))
         (every, of_bots), referers = await asyncio.gather(self._reader.counts(link, moments), self._top_referers(link))
         return StatsView(
             short_code=short_code,

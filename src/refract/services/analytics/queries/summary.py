@@ -6,7 +6,17 @@ from datetime import datetime, timedelta
 from refract.kernel.clock import Clock
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
-from refract.services.analytics.domain.periods import DAY, HOUR, end_of, start_of
+from refract.services.analytics.domain.parts import PARTS, unpack_parts
+from refract.services.analytics.domain.periods import (
+    CLICK,
+    DAY,
+    HOUR,
+    end_of,
+    first_kept,
+    minute_of,
+    nearest_minute,
+    start_of,
+)
 from refract.services.analytics.queries.views import SummaryView, TopLink
 
 TOP_LINKS = 10
@@ -29,7 +39,18 @@ TOP = Statement(
     "ORDER BY totals.clicks DESC, links.short_code LIMIT :limit",
 )
 
-READ_UNTIL = Statement("read_until", "Reads how far days are folded.", "SELECT until FROM folding WHERE span = 2")
+READ_KEPT = Statement(
+    "read_kept",
+    "Reads how far days are folded, and how far back clicks are kept.",
+    "SELECT span, until, expired FROM folding WHERE span IN (0, 2)",
+)
+
+READ_MINUTES = Statement(
+    "read_minutes",
+    "Reads the minutes of an hour in which a user's links were clicked.",
+    "SELECT rollups.parts FROM links JOIN rollups ON rollups.short_code = links.short_code "
+    "WHERE links.user_id = :user_id AND rollups.span = 1 AND rollups.starts_at = :hour",
+)
 
 
 def _count_recent(day: str) -> str:
@@ -76,14 +97,13 @@ class SummaryQueries:
     async def summary(self, user_id: str) -> SummaryView:
         """All links of a user; of somebody who has none everything is 0."""
         now = self._clock.now()
-        folded = await self._database.fetch_one(READ_UNTIL)
-        assert folded is not None, "the migration puts it there"
-        until: datetime = folded["until"]
+        kept = {row["span"]: row for row in await self._database.fetch(READ_KEPT)}
+        until, clicks_from = kept[DAY]["until"], first_kept(kept[CLICK]["expired"])
         summed, top, last_day, last_week = await asyncio.gather(
             self._database.fetch_one(SUM_LINKS, user_id=user_id),
             self._database.fetch(TOP, user_id=user_id, limit=TOP_LINKS),
-            self._recent(user_id, now - timedelta(days=1), until),
-            self._recent(user_id, now - timedelta(days=7), until),
+            self._recent(user_id, now - timedelta(days=1), until, clicks_from),
+            self._recent(user_id, now - timedelta(days=7), until, clicks_from),
         )
         assert summed is not None, "a sum is always a row"
         return SummaryView(
@@ -104,17 +124,24 @@ class SummaryQueries:
             ],
         )
 
-    async def _recent(self, user_id: str, since: datetime, until: datetime) -> int:
+    async def _recent(self, user_id: str, since: datetime, until: datetime, clicks_from: datetime) -> int:
         first_hour = end_of(start_of(since - _MICROSECOND, HOUR), HOUR)
         first_day = end_of(start_of(since - _MICROSECOND, DAY), DAY)
         first_day = max(first_hour, min(first_day, until))
         row = await self._database.fetch_one(
             COUNT_RECENT,
             user_id=user_id,
-            since=since,
+            # Where some of the clicks of this hour are gone, they are not counted one by one.
+            since=since if since >= clicks_from else first_hour,
             first_hour=first_hour,
             first_day=first_day,
             last_day=max(first_day, until),
         )
         assert row is not None, "a sum is always a row"
-        return int(row["clicks"])
+        return int(row["clicks"]) + (0 if since >= clicks_from else await self._by_minutes(user_id, since, first_hour))
+
+    async def _by_minutes(self, user_id: str, since: datetime, first_hour: datetime) -> int:
+        """What of the first hour its minutes know, where its clicks are gone."""
+        rows = await self._database.fetch(READ_MINUTES, user_id=user_id, hour=first_hour - timedelta(hours=1))
+        first = minute_of(nearest_minute(since)) - minute_of(first_hour) + PARTS[HOUR]
+        return sum(sum(unpack_parts(row["parts"], HOUR)[0][first:]) for row in rows)

@@ -17,6 +17,12 @@ EXPIRE = Statement(
     "UPDATE folding SET expired = :moment WHERE span = :span",
 )
 
+EXPIRE_CLICKS = Statement(
+    "expire_clicks",
+    "From now on nobody expects to find clicks before this moment; also not when they are to be kept longer again.",
+    "UPDATE folding SET expired = :moment WHERE span = 0 AND expired < :moment",
+)
+
 READ_PAGE = Statement(
     "read_rollup_page",
     "The last of the next rows between two moments, and how many those are.",
