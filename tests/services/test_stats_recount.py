@@ -3,7 +3,8 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.domain.calendars import Interval, Range
 from refract.services.analytics.domain.clicks import Click
 from refract.services.analytics.domain.dimensions import DIMENSIONS
+from refract.services.analytics.domain.periods import MONTH
 from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest, Place
 from refract.services.analytics.queries.owners import OwnerQueries
 from refract.services.analytics.queries.ranges import RangeRequest
@@ -24,6 +26,7 @@ from refract.services.analytics.queries.summary import SummaryQueries
 from refract.services.links.api import UrlClicked
 from tests.support.clocks import START
 from tests.support.counting import click_inbox, hand_over, letter
+from tests.support.periods import KEPT as KEPT_BY_DEFAULT
 from tests.support.periods import KnownClicks, PeriodsWorld, a_click, periods
 
 __all__ = ["periods"]
@@ -42,7 +45,14 @@ ZONES = (
 )
 EXAMPLES = 25
 LONGEST = 480
-"""Days that clicks go back: longer than hours and days keep what they know."""
+"""Days that clicks go back: longer than hours and days keep what they know, and longer than the shortest of these."""
+
+KEPT: Sequence[Mapping[str, Any]] = (
+    {},
+    {"clicks_kept": timedelta(days=7)},
+    {"months_kept": timedelta(days=400)},
+    {"clicks_kept": timedelta(days=1), "hours_kept": timedelta(days=14), "months_kept": timedelta(days=400)},
+)
 
 Naive = list[Click]
 
@@ -144,7 +154,8 @@ async def _check_public(world: PeriodsWorld, naive: Naive) -> None:
     assert (shown.total_clicks, shown.bot_clicks) == (len(mine), sum(click.bot for click in mine))
     assert shown.clicks_last_24h == sum(click.occurred_at >= now - timedelta(days=1) for click in mine)
     assert shown.clicks_last_7d == sum(click.occurred_at >= now - timedelta(days=7) for click in mine)
-    referers = Counter(click.referer for click in mine if click.referer)
+    months_from = (await world.folding())[MONTH]["expired"]
+    referers = Counter(click.referer for click in mine if click.referer and click.occurred_at >= months_from)
     assert [(one.referer, one.count) for one in shown.top_referers] == sorted(
         referers.items(), key=lambda one: (-one[1], one[0])
     )
@@ -160,6 +171,10 @@ async def _check_public(world: PeriodsWorld, naive: Naive) -> None:
 async def _check_series(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
     """The series of a range, period by period in the zone."""
     shown = await OwnerQueries(Reader(world.database)).series("owner", "abc", request, bots=bots)
+    exact = await _clicks_from(world)
+    for asked, told in zip(request.span, (shown.from_, shown.to), strict=True):
+        assert told == asked if asked >= exact else abs(told - asked) < timedelta(minutes=1)
+    request = replace(request, span=Range(shown.from_, shown.to))
     inside = _counted(naive, request.span.start, request.span.end)
     people: Counter[str] = Counter()
     of_bots: Counter[str] = Counter()
@@ -218,12 +233,13 @@ async def _check_shares(world: PeriodsWorld, naive: Naive, request: RangeRequest
         assert [(one.value, one.clicks) for one in shown.values] == top
         assert (shown.clicks, shown.unknown) == (len(inside), unknown)
         assert shown.other == values.total() - sum(count for _, count in top)
-        _check_edges(world, request, shown.from_, shown.to)
+        await _check_edges(world, request, shown.from_, shown.to)
     seen = await queries.visitors("owner", "abc", request, bots=bots)
     inside = [click for click in _counted(naive, seen.from_, seen.to) if bots or not click.bot]
     assert seen.visitors == len({click.visitor for click in inside})
     assert seen.visitors <= sum(point.visitors for point in seen.points)
-    if request.span.start >= world.clock.now() - timedelta(days=29):
+    assert seen.from_ >= (await world.folding())[MONTH]["expired"]
+    if request.span.start >= await _exact_from(world):
         each: dict[str, set[bytes]] = {name: set() for name in _names(request)}
         for click in inside:
             each[_period(click.occurred_at, request)].add(click.visitor)
@@ -232,11 +248,30 @@ async def _check_shares(world: PeriodsWorld, naive: Naive, request: RangeRequest
         ]
 
 
-def _check_edges(world: PeriodsWorld, request: RangeRequest, start: datetime, end: datetime) -> None:
-    """What was counted is what was asked for, as long as hours know enough, and never far from it."""
-    exact = world.clock.now() - timedelta(days=29)
+async def _clicks_from(world: PeriodsWorld) -> datetime:
+    """From when on all clicks are there; a day is left out that may go at any moment."""
+    expired: datetime = (await world.folding())[0]["expired"]
+    return expired + timedelta(days=1)
+
+
+async def _exact_from(world: PeriodsWorld) -> datetime:
+    """From when on what is counted is what was asked for."""
+    hours_kept: timedelta = world.kept["hours_kept"]
+    return max(world.clock.now() - hours_kept + timedelta(days=1), await _clicks_from(world))
+
+
+async def _check_edges(world: PeriodsWorld, request: RangeRequest, start: datetime, end: datetime) -> None:
+    """What was counted is what was asked for, as long as enough is known, and never far from it; but for months over
+    their time, which are left out."""
+    exact, months_from = await _exact_from(world), (await world.folding())[MONTH]["expired"]
+    assert start <= end
     for asked, counted in ((request.span.start, start), (request.span.end, end)):
-        assert counted == asked if asked >= exact else abs(counted - asked) <= timedelta(days=31)
+        assert counted == asked if asked >= exact else abs(counted - max(asked, start)) <= timedelta(days=31)
+    if request.span.start >= months_from:
+        assert start < end
+        assert abs(start - request.span.start) <= timedelta(days=31)
+    else:
+        assert start in {months_from, end}
 
 
 async def _check_clicks(world: PeriodsWorld, naive: Naive, request: RangeRequest, *, bots: bool) -> None:
@@ -295,11 +330,17 @@ async def test_every_answer_is_what_a_recount_gives(periods: PeriodsWorld) -> No
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(
-        stream=batches, asked=ranges, interval=st.sampled_from(Interval), bots=st.booleans(), seed=st.integers(0, 2**32)
+        stream=batches,
+        asked=ranges,
+        interval=st.sampled_from(Interval),
+        bots=st.booleans(),
+        seed=st.integers(0, 2**32),
+        kept=st.sampled_from(KEPT),
     )
-    def check(stream: Any, asked: Any, interval: Interval, bots: bool, seed: int) -> None:
+    def check(stream: Any, asked: Any, interval: Interval, bots: bool, seed: int, kept: Any) -> None:
         async def one() -> None:
             await periods.begin_again()
+            periods.kept.update(KEPT_BY_DEFAULT | kept)
             naive = await _tell(periods, stream, random.Random(seed))
             request = _request(asked, interval)
             await _check_public(periods, naive)
@@ -311,7 +352,11 @@ async def test_every_answer_is_what_a_recount_gives(periods: PeriodsWorld) -> No
                     around = (changed - timedelta(hours=5), 10 * 3_600, zone)
                     await _check_series(periods, naive, _request(around, Interval.HOUR), bots=bots)
                 await _check_shares(periods, naive, request, bots=bots)
-                await _check_clicks(periods, naive, request, bots=bots)
+                if "months_kept" in kept:
+                    life = (START - timedelta(days=LONGEST), LONGEST * 86_400, asked[2])
+                    await _check_shares(periods, naive, _request(life, Interval.MONTH), bots=bots)
+                if "clicks_kept" not in kept:
+                    await _check_clicks(periods, naive, request, bots=bots)
 
         asyncio.run_coroutine_threadsafe(one(), loop).result(60)
 

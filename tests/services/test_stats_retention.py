@@ -127,3 +127,46 @@ async def test_nobody_expects_clicks_that_are_about_to_go(
     with pytest.raises(Unavailable):
         await periods.house().partitions.drop()
     assert (await periods.folding())[0]["expired"] == TODAY - 7 * DAYS
+
+
+# Months are over their time, and know nothing but counts.
+
+
+@pytest.fixture
+async def aged(stats: StatsWorld) -> StatsWorld:
+    """Months are kept for little more than a year."""
+    stats.periods.kept["months_kept"] = timedelta(days=400)
+    await stats.click(at("2022-05-20T10:20:00Z"), visitor=1, country="DE", referer="https://a.example/")
+    await stats.click(at("2025-01-20T10:20:00Z"), visitor=2, country="FR", referer="https://b.example/")
+    await stats.click(at("2026-02-27T10:00:00Z"), visitor=3, country="FR", referer="https://b.example/")
+    await keep_house(stats)
+    return stats
+
+
+async def test_where_months_are_gone_an_answer_begins_with_the_first_that_is_kept(aged: StatsWorld) -> None:
+    asked = {"from_": "2022-01-01", "to": "2026-03-01"}
+    told = ("2025-01-01T00:00:00Z", "2026-03-02T00:00:00Z")
+    shown = await aged.read("abc/breakdown", by="country", **asked)
+    assert (counted(shown), shown["values"], shown["unknown"]) == ((*told, 2), [{"value": "FR", "clicks": 2}], 0)
+    seen = await aged.read("abc/visitors", interval="month", **asked)
+    assert counted(seen) == (*told, 2)
+    assert [point["period"] for point in seen["points"]][:2] == ["2025-01-01", "2025-02-01"]
+    assert [point["visitors"] for point in seen["points"]] == [1, *[0] * 12, 1, 0]
+    assert (await aged.read("abc/series", interval="month", **asked))["clicks"] == 3
+
+
+async def test_of_a_range_of_which_nothing_is_kept_nothing_is_counted(aged: StatsWorld) -> None:
+    asked = {"from_": "2022-05-01", "to": "2022-06-30"}
+    shown = await aged.read("abc/breakdown", by="country", **asked)
+    assert (counted(shown), shown["values"], shown["unknown"]) == (("2022-07-01T00:00:00Z",) * 2 + (0,), [], 0)
+    for interval in ("day", "month"):
+        seen = await aged.read("abc/visitors", interval=interval, **asked)
+        assert (counted(seen), seen["points"]) == (("2022-07-01T00:00:00Z",) * 2 + (0,), [])
+    assert (await aged.read("abc/series", **asked))["clicks"] == 1
+
+
+async def test_the_referers_of_a_life_are_those_of_the_months_that_are_kept(aged: StatsWorld) -> None:
+    shown = await aged.read("abc")
+    assert (shown["total_clicks"], shown["top_referers"]) == (3, [{"referer": "https://b.example/", "count": 2}])
+    await aged.click(at("2022-05-20T10:20:00Z"), code="old", referer="https://a.example/")
+    assert (await aged.read("old"))["top_referers"] == []

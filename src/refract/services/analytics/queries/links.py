@@ -87,14 +87,14 @@ class KnownLink:
     def settled(self, span: Range) -> Range:
         """A range of which rows know dimensions and visitors: the further back, the coarser are its edges.
 
-        An edge is moved to the nearest one, unless that would leave nothing; then the range is made wider.
+        An edge is moved to the nearest one, unless that would leave nothing; then the range is made wider. Nothing is
+        told of months that know only counts: of a range of these an end without a beginning is left.
         """
         start, end = self._settled(span.start), self._settled(span.end)
-        if start < end:
-            return Range(start, end)
-        unit = self._unit(span.start)
-        last = start_of(span.end - _MICROSECOND, unit)
-        return Range(start_of(span.start, unit), end_of(last, unit))
+        if start >= end:
+            unit = self._unit(span.start)
+            start, end = start_of(span.start, unit), end_of(start_of(span.end - _MICROSECOND, unit), unit)
+        return Range(min(max(start, self.months_from), end), end)
 
     def _settled(self, moment: datetime) -> datetime:
         if moment >= self.clicks_from and moment >= self.hours_from:

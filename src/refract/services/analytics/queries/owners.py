@@ -87,23 +87,29 @@ class OwnerQueries:
         link = await find_own(self._reader, user_id, short_code)
         settled = _settled(link, periods)
         stretches = [Range(one.start, one.end) for one in settled]
-        everybody, each = await self._merging.visitors(link, stretches, bots=bots)
+        everybody, each = await self._merging.visitors(link, stretches, bots=bots) if stretches else (0, [])
+        span = Range(stretches[0].start, stretches[-1].end) if stretches else link.settled(request.span)
         return VisitorsView(
             short_code=short_code,
             interval=request.interval,
             tz=request.zone.key,
-            from_=settled[0].start,
-            to=settled[-1].end,
+            from_=span.start,
+            to=span.end,
             visitors=everybody,
             points=[VisitorsPoint(period.name, visitors) for period, visitors in zip(settled, each, strict=True)],
         )
 
 
 def _settled(link: KnownLink, periods: Sequence[Period]) -> list[Period]:
-    """The periods as rows know them; of those that became one, the first gives its name."""
+    """The periods as rows know them, without those of which these know nothing any more.
+
+    Of periods that became one, the first gives its name.
+    """
     settled: list[Period] = []
     for period in periods:
         span = link.settled(Range(period.start, period.end))
+        if span.start == span.end:
+            continue
         if settled and span.start < settled[-1].end:
             if span.end <= settled[-1].end:
                 continue

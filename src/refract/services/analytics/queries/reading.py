@@ -280,7 +280,7 @@ def _cover(
     cover = Cover(link.folded, by_quarters)
     edges: list[Edge] = []
     for bucket, stretch in enumerate(stretches):
-        needed = link.needed(Range(max(stretch.start, link.months_from), stretch.end))
+        needed = link.needed(stretch)
         if needed is None:
             continue
         start, end = microseconds_of(needed.start), microseconds_of(needed.end)
@@ -317,7 +317,7 @@ def _months_of_days(link: KnownLink, stretches: Sequence[Range]) -> dict[int, in
     return {
         month: end
         for (month, end), count in days.items()
-        if count * DAY_MINUTES == end - month and link.folded.has_month(month) and moment_of(month) >= link.months_from
+        if count * DAY_MINUTES == end - month and link.folded.has_month(month)
     }
 
 

@@ -65,5 +65,5 @@ class StatsQueries:
         if link.clicked is None:
             return []
         life = Range(start_of(link.clicked.start, MONTH), end_of(start_of(link.clicked.end, MONTH), MONTH))
-        _, top = await self._merging.top(link, life, "referer", TOP_REFERERS, bots=True)
+        _, top = await self._merging.top(link, link.settled(life), "referer", TOP_REFERERS, bots=True)
         return [RefererCount(referer=referer, count=count) for referer, count in top.values]

@@ -64,7 +64,8 @@ class Share(Struct, frozen=True, gc=False):
 class BreakdownView(Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
     """The values of a dimension, the most frequent first.
 
-    `other` are the clicks with any other value, `unknown` those without one: all of them together are `clicks`.
+    `other` are the clicks with any other value, `unknown` those without one: all of them together are `clicks`. Of
+    months that are over their time nothing is told, and `from` is after them.
     """
 
     short_code: str
@@ -85,7 +86,10 @@ class VisitorsPoint(Struct, frozen=True, gc=False):
 
 
 class VisitorsView(Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """The visitors of a range, each once, which are fewer than those of its periods together."""
+    """The visitors of a range, each once, which are fewer than those of its periods together.
+
+    Of periods that are over their time nothing is told: `from` is after them, and there is no point for them.
+    """
 
     short_code: str
     interval: Interval
