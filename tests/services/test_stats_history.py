@@ -35,11 +35,6 @@ def plain(row: Row) -> dict[str, Any]:
     return told
 
 
-def click(row: Row) -> dict[str, Any]:
-    """A click, as exact as both engines keep it."""
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}
-
-
 def watermarks(row: Row) -> dict[str, Any]:
     """How far a span is."""
     return {name: row[name] for name in ("span", "until", "expired")}
@@ -47,7 +42,7 @@ def watermarks(row: Row) -> dict[str, Any]:
 
 TOLD: dict[Statement, Callable[[Row], dict[str, Any]]] = {
     TOTALS: dict,
-    CLICKS: click,
+    CLICKS: dict,
     ROLLUPS: plain,
     FOLDING: watermarks,
 }
