@@ -42,12 +42,17 @@ def agents() -> Agents:
         ),
         (
             "Mozilla/5.0 (Linux; Android 9; BRAVIA 4K VH2) AppleWebKit/537 (KHTML) Chrome/113.0 Safari/537",
-            ("Chrome 113", "Android 9", "other", False),
+            ("Chrome 113", "Android 9", "desktop", False),
         ),
         (f"{LINUX} HeadlessChrome/120.0.0.0 Safari/537.36", ("HeadlessChrome 120", "Linux", "bot", True)),
         ("curl/8.4.0", ("curl 8", "", "bot", True)),
-        ("PostmanRuntime/7.36.0", ("PostmanRuntime 7", "", "other", False)),
-        ("something/1.0", ("", "", "other", False)),
+        (
+            "Mozilla/5.0 (PlayStation; PlayStation 5/6.00) AppleWebKit/605 (KHTML, like Gecko) Version/13.0 Safari/605",
+            ("Safari 13", "", "desktop", False),
+        ),
+        ("Dalvik/2.1.0 (Linux; U; Android 13; Pixel 7 Build/TQ3A)", ("Android 13", "Android 13", "mobile", False)),
+        ("PostmanRuntime/7.36.0", ("PostmanRuntime 7", "", "desktop", False)),
+        ("something/1.0", ("", "", "desktop", False)),
     ],
 )
 def test_an_agent_is_known_by_its_words(agents: Agents, text: str, agent: tuple[str, str, str, bool]) -> None:
@@ -97,7 +102,7 @@ def test_a_hostile_agent_is_an_agent_like_any_other(agents: Agents, text: str) -
 
     assert len(browser) <= 200
     assert len(system) <= 200
-    assert device in {"desktop", "mobile", "tablet", "bot", "other"}
+    assert device in {"desktop", "mobile", "tablet", "bot"}
 
 
 @pytest.mark.parametrize(

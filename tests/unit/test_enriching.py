@@ -115,7 +115,7 @@ def test_a_click_that_says_nothing_is_a_click(enricher: Enricher) -> None:
 
     assert click.event_id == "url.clicked:c-9", "what readers deduplicate on"
     assert (click.referer, click.country, click.browser, click.os, click.language) == ("", "", "", "", "")
-    assert (click.visitor, click.device, click.bot, click.latitude) == (b"", "other", False, None)
+    assert (click.visitor, click.device, click.bot, click.latitude) == (b"", "desktop", False, None)
 
 
 def test_clicks_keep_their_order(enricher: Enricher) -> None:
@@ -283,7 +283,7 @@ def test_whatever_is_sent_becomes_a_click(events: list[UrlClicked]) -> None:
                 value.encode()
         assert len(click.visitor) <= 32
         assert click.occurred_at <= START + FUTURE_SKEW
-        assert click.device in {"desktop", "mobile", "tablet", "bot", "other"}
+        assert click.device in {"desktop", "mobile", "tablet", "bot"}
         assert click.bot == (click.device == "bot")
 
 

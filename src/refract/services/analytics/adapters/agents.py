@@ -9,7 +9,8 @@ from refract.services.analytics.domain.clicks import bounded
 Agent = tuple[str, str, str, bool]
 """Browser, operating system, device and bot, in the order of a click."""
 
-UNKNOWN: Agent = ("", "", "other", False)
+UNKNOWN: Agent = ("", "", "desktop", False)
+"""Whoever says nothing is on no list of machines, and whatever is not known otherwise is a desk (004, 6.1)."""
 
 _VERSION = re.compile(r"[0-9]{1,4}")
 """No browser has come further; what claims so shall not make a row of its own in every chart."""
@@ -22,10 +23,6 @@ _BROWSER = re.compile(r"Mozilla/|Opera/")
 """How everything begins that a person looks at pages with."""
 
 _POCKET = frozenset({"iOS", "Android", "Windows Phone", "BlackBerry OS", "KaiOS", "HarmonyOS"})
-_DESK = frozenset(
-    {"Windows", "Mac OS X", "Linux", "Ubuntu", "Debian", "Fedora", "Arch Linux", "Gentoo", "Mint", "Red Hat", "SUSE"}
-    | {"CentOS", "Mageia", "Chrome OS", "FreeBSD", "OpenBSD", "NetBSD", "DragonFly", "Solaris"}
-)
 
 
 class _Found(Protocol):
@@ -78,15 +75,13 @@ def _system(found: _Found | None) -> str:
 
 
 def _device(text: str, system: str) -> str:
-    """A command-line client is neither a telephone nor a desk: it is something else."""
+    """What is held in a hand says so; a television says that it is one, or it would be taken for a tablet."""
     if _TELEVISION.search(text):
-        return "other"
+        return "desktop"
     if _TABLET.search(text):
         return "tablet"
     if _MOBILE.search(text):
         return "mobile"
     if system == "Android" and _BROWSER.match(text):
         return "tablet"  # a telephone would have said Mobile
-    if system in _POCKET:
-        return "mobile"
-    return "desktop" if system in _DESK and _BROWSER.match(text) else "other"
+    return "mobile" if system in _POCKET else "desktop"

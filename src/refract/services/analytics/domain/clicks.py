@@ -43,7 +43,8 @@ class Click(Struct, frozen=True, gc=False):
     longitude: float | None = None
     browser: str = ""
     os: str = ""
-    device: str = "other"
+    device: str = "desktop"
+    """`desktop`, `mobile`, `tablet` or `bot`; `desktop` where nothing is known of it."""
     bot: bool = False
     language: str = ""
     utm_source: str = ""

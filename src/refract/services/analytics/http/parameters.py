@@ -40,7 +40,13 @@ Length = Annotated[
     str | None,
     query("The length of a period; weeks begin on Monday.", enum=[*Interval], default="day"),
 ]
-By = Annotated[str | None, query("By what the clicks are broken down.", enum=list(DIMENSIONS))]
+By = Annotated[
+    str | None,
+    query(
+        "By what the clicks are broken down. A `device` is `desktop`, `mobile`, `tablet` or `bot`.",
+        enum=list(DIMENSIONS),
+    ),
+]
 Bots = Annotated[str | None, query("Whether bots are counted, too.", type="boolean", default=False)]
 After = Annotated[str | None, query("Where the last page ended: its `next_cursor`.")]
 Limit = Annotated[
