@@ -27,6 +27,13 @@ LATER = START + timedelta(hours=1)
         ("jose\u0301@example.com", "josé@example.com"),  # the same letter, written in two ways
         ("अजय@डाटा.भारत", "अजय@डाटा.भारत"),  # vowels that are marks on a letter
         ("ทดสอบ@ทีมทดสอบ.ไทย", "ทดสอบ@ทีมทดสอบ.ไทย"),
+        ("info@FASS.example", "info@fass.example"),
+        ("info@FAẞ.example", "info@faß.example"),
+        ("info@XN--FA-HIA.example", "info@faß.example"),  # one domain, and so one account
+        ("info@mail.xn--fa-hia.example", "info@mail.faß.example"),
+        ("info@\uff46\uff41ß.example", "info@faß.example"),
+        ("info@xn--n3h.example", "info@xn--n3h.example"),  # a snowman, which is no letter: it has this spelling alone
+        ("xn--fa-hia@example.com", "xn--fa-hia@example.com"),
         (f"{'a' * 64}@example.com", f"{'a' * 64}@example.com"),
     ],
 )
@@ -71,6 +78,8 @@ def test_an_address_is_required(text: str) -> None:
         "alice\u034f@example.com",  # a mark that nobody sees
         "\u0947अ@example.com",
         "alice@\u0947.example",
+        "alice@ß_x.example",  # no mail could go there
+        "alice@0\u05e9\u05dc\u05dd.example",
         f"{'a' * 65}@example.com",
         f"{'é' * 33}@example.com",
         f"alice@{'a' * 64}.com",
@@ -91,6 +100,13 @@ def test_what_is_taken_can_stand_in_a_header_and_is_taken_again(text: str) -> No
     assert email == checked_email(email)
     assert email.isprintable()
     assert not set(email) & set(' <>,;:"()[]\\')
+
+
+@pytest.mark.parametrize(
+    "text", ["", "xn--fa-hia.example", "deleted_xn--x", "alice@", "alice@" + "ß" * 100_000, "a@ß\ud800.example"]
+)
+def test_anything_can_be_looked_for(text: str) -> None:
+    assert normalized_email(text) == text
 
 
 def test_a_new_user_has_an_id_that_says_nothing() -> None:

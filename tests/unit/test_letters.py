@@ -162,8 +162,31 @@ def test_addresses(address: str) -> None:
     assert check_address(address) == address
 
 
-def test_a_domain_beyond_ascii_has_another_spelling() -> None:
-    assert check_address("info@bücher.example") == "info@xn--bcher-kva.example"
+@pytest.mark.parametrize(
+    ("domain", "asked_for"),
+    [
+        ("bücher.example", "xn--bcher-kva.example"),
+        # IDNA of 2003 took these for `fass.example`, `xn--nxasmq6b` and other domains of other people.
+        ("faß.example", "xn--fa-hia.example"),
+        ("FAẞ.example", "xn--fa-hia.example"),
+        ("βόλος.example", "xn--nxasmm1c.example"),
+        ("\uff46ass\u3002example", "fass.example"),
+        ("नमस्ते.भारत", "xn--h2bhs4b8d8a.xn--h2brj9c"),
+        ("xn--fa-hia.example", "xn--fa-hia.example"),
+    ],
+)
+def test_a_mail_goes_to_the_domain_that_was_named_and_to_no_other(domain: str, asked_for: str) -> None:
+    assert check_address(f"info@{domain}") == f"info@{asked_for}"
+
+
+@pytest.mark.parametrize(
+    "domain",
+    ["☃.example", "ß_x.example", "-ß.example", "a..ß", "ß/evil.example", "ß%2eevil.example", "x…ß.example",
+     "xn--ß.example", "\u0338ß.example", "ö" * 60 + ".example", "0\u05e9\u05dc\u05dd.example"],
+)  # fmt: skip
+def test_a_domain_that_has_no_form_in_ascii_gets_no_mail(domain: str) -> None:
+    with pytest.raises(Refused, match=r"^the domain of the recipient is none in IDNA 2008$"):
+        check_address(f"info@{domain}")
 
 
 @pytest.mark.parametrize(

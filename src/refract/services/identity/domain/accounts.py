@@ -8,6 +8,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Literal, Self
 
+import idna
+
 from refract.kernel.errors import Forbidden, Invalid, Kind, RefractError, Unauthenticated
 from refract.runtime.tokens import Role
 
@@ -99,11 +101,13 @@ class User:
 
 
 def normalized_email(text: str) -> str:
-    """An address as it is stored and looked for: trimmed, in lower case, and each letter written in one way.
+    """An address as it is stored and looked for: trimmed, in lower case, and each letter and domain in one spelling.
 
     A zero byte, which a database would refuse with an error, becomes a character that no address has.
     """
-    return unicodedata.normalize("NFC", text.strip().lower()).replace("\0", "\ufffd")
+    email = unicodedata.normalize("NFC", text.strip().lower()).replace("\0", "\ufffd")
+    local_part, at, domain = email.rpartition("@")
+    return f"{local_part}@{_as_read(domain)}" if at else email
 
 
 def checked_email(text: str) -> str:
@@ -116,7 +120,36 @@ def checked_email(text: str) -> str:
         raise Invalid("email format is invalid")
     if len(local_part.encode()) > LONGEST_LOCAL_PART or len(email.encode()) > LONGEST_EMAIL:
         raise Invalid("email format is invalid")
+    if not domain.isascii() and _as_asked_for(domain) is None:
+        raise Invalid("email format is invalid")
     return email
+
+
+def mailed_address(email: str) -> str:
+    """An address as mails are sent to it: its domain in ASCII, so that no reader maps it by rules of its own."""
+    local_part, _, domain = email.rpartition("@")
+    name = None if domain.isascii() else _as_asked_for(domain)
+    return email if name is None else f"{local_part}@{name.decode()}"
+
+
+def _as_read(domain: str) -> str:
+    """A domain as people read it. Browsers turn `faß.example` into `xn--fa-hia.example` in a field for addresses, and
+    one mailbox must not have an account for each of them. What has no other spelling is left as it is.
+    """
+    if domain.isascii() and "xn--" not in domain:
+        return domain
+    name = _as_asked_for(domain)
+    return domain if name is None else idna.decode(name)
+
+
+def _as_asked_for(domain: str) -> bytes | None:
+    """A domain as a name server is asked for it, by IDNA 2008; None where it is none."""
+    if len(domain) > LONGEST_EMAIL:
+        return None
+    try:
+        return idna.encode(domain, uts46=True)
+    except UnicodeError:
+        return None
 
 
 def _bare(text: str) -> str:

@@ -5,6 +5,7 @@ from html import escape
 import msgspec
 
 from refract.services.identity.api import EmailPasswordResetRequested, EmailVerificationRequested, Mail
+from refract.services.identity.domain.accounts import mailed_address
 from refract.services.identity.domain.one_time import OneTimeToken, Purpose
 
 MailEvent = EmailVerificationRequested | EmailPasswordResetRequested
@@ -21,7 +22,7 @@ _EVENTS: dict[Purpose, type[MailEvent]] = {
 def mail_event(token: OneTimeToken, email: str, base_url: str, correlation_id: str) -> MailEvent:
     """The event that asks for the mail which carries a token."""
     mail = Mail(
-        recipient=email,
+        recipient=mailed_address(email),
         subject=_SUBJECTS[token.purpose],
         template=_TEMPLATES[token.purpose],
         # Behind the hash sign: a browser keeps that to itself, so that no log and no Referer ever holds the token.

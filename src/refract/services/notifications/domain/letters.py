@@ -10,6 +10,8 @@ from email.message import EmailMessage
 from email.policy import SMTP, SMTPUTF8
 from html import escape
 
+import idna
+
 from refract.services.identity.api import Mail
 from refract.services.notifications.domain.sending import Refused
 
@@ -74,10 +76,13 @@ def check_address(text: str) -> str:
     if any(unicodedata.category(character) in {"Cc", "Cs", "Cf", "Zl", "Zp"} for character in text):
         raise Refused("the recipient is not a mail address")
     local_part, _, domain = text.rpartition("@")
+    if domain.isascii():
+        return text
     try:
-        return f"{local_part}@{domain if domain.isascii() else domain.encode('idna').decode()}"
+        # Not Python's codec, which knows IDNA of 2003: it takes `faß` for `fass`, where somebody else reads the mail.
+        return f"{local_part}@{idna.encode(domain, uts46=True).decode()}"
     except UnicodeError:
-        raise Refused("the recipient is not a mail address") from None
+        raise Refused("the domain of the recipient is none in IDNA 2008") from None
 
 
 def message_id_of(delivery_id: str, sender: str) -> str:
