@@ -11,10 +11,14 @@ import pytest
 
 from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
+from refract.runtime.statements import Statement
 from refract.services.analytics.commands import folding, merging
 from refract.services.analytics.commands.ingesting import Ingesting
 from refract.services.analytics.domain.periods import DAY, HOUR, MONTH
+from refract.services.analytics.domain.tallies import OTHER
+from refract.services.analytics.store.rollups import save_rollups
 from refract.services.analytics.store.turns import Overtaken
+from tests.support.clocks import START
 from tests.support.databases import open_database
 from tests.support.periods import (
     DAYS,
@@ -29,8 +33,15 @@ from tests.support.periods import (
     people_of,
     periods,
 )
+from tests.support.waiting import eventually
 
 __all__ = ["periods"]
+
+WAITING = Statement(
+    "waiting",
+    "Who waits for a lock.",
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+)
 
 pytestmark = pytest.mark.usefixtures("patient_folding", "patient_locks")
 
@@ -224,3 +235,55 @@ async def test_an_hour_that_has_got_a_click_since_it_was_counted_is_not_correcte
     await periods.fold()
     [hour] = await periods.rows(HOUR)
     assert sum(people_of(hour, "city").values()) == hour["clicks"] == 6
+
+
+async def test_an_hour_is_not_corrected_between_its_reading_and_its_saving(
+    periods: PeriodsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts a click has locked the hour: else an exact tally would be put there, and the old one over it."""
+    if periods.database.dialect == "sqlite":
+        return
+    monkeypatch.setattr("refract.services.analytics.domain.rollups.MOST_IN_HOUR", 3)
+    monkeypatch.setattr(merging, "MOST_IN_HOUR", 3)
+    for number in range(5):
+        await periods.count(a_click(TODAY, city=f"city {number}"))
+    periods.pass_to(START + DAYS)
+    merge = merging.Merging.merge
+    ready, go_on = asyncio.Event(), asyncio.Event()
+    counting: list[asyncio.Task[None]] = []
+
+    async def slowly(*rest: Any) -> None:
+        ready.set()
+        await go_on.wait()
+        await save_rollups(*rest)
+
+    async def interrupted(self: merging.Merging, *rest: Any) -> merging.Merged:
+        merged = await merge(self, *rest)
+        if not counting:
+            assert merged.corrections
+            counting.append(asyncio.create_task(periods.count(a_click(TODAY, city="city 9"))))
+            await ready.wait()
+        return merged
+
+    with monkeypatch.context() as patched:
+        patched.setattr(merging.Merging, "merge", interrupted)
+        patched.setattr("refract.services.analytics.commands.ingesting.save_rollups", slowly)
+        folding_too = asyncio.create_task(periods.fold())
+        await ready.wait()
+        try:
+            await eventually(lambda: _is_waited_for(periods, folding_too), timeout=10.0)
+            assert not folding_too.done(), "it waits until the click is counted"
+        finally:
+            go_on.set()
+        await asyncio.gather(folding_too, *counting)
+    [hour] = await periods.rows(HOUR)
+    assert people_of(hour, "city") == {"city 0": 1, "city 1": 1, OTHER: 4}, "which was counted before that click"
+    await periods.fold()
+    [hour] = await periods.rows(HOUR)
+    assert sum(people_of(hour, "city").values()) == hour["clicks"] == 6
+    assert await periods.marks() == []
+
+
+async def _is_waited_for(periods: PeriodsWorld, task: asyncio.Task[int]) -> bool:
+    """Whether somebody waits for a lock, or need not."""
+    return task.done() or bool(await periods.database.fetch(WAITING))

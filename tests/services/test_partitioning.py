@@ -1,21 +1,36 @@
 """Partitions: there before their day, gone after their time, and no click fails for want of one."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from refract.runtime.ports import Database, Transaction
 from refract.runtime.statements import Statement
 from refract.services.analytics.commands import partitioning
+from refract.services.analytics.commands.partitioning import Partitions
+from refract.services.analytics.queries.clicks import ClickQueries, ClicksRequest
+from refract.services.analytics.queries.owners import OwnerQueries
+from refract.services.analytics.queries.ranges import RangeRequest
+from refract.services.analytics.queries.reading import Reader
 from refract.services.analytics.store.expiry import PARTITIONS
 from refract.services.analytics.store.periods import BE_BRIEF
 from tests.support.clocks import START
 from tests.support.databases import open_database
 from tests.support.periods import DAYS, TODAY, PeriodsWorld, a_click, open_periods, periods
+from tests.support.waiting import eventually
 
 __all__ = ["periods"]
 
+WAITING = Statement(
+    "waiting",
+    "Who waits for a lock.",
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+)
 IN_DEFAULT = Statement("in_default", "Counts them.", "SELECT count(*) AS clicks FROM clicks_default")
 
 
@@ -202,3 +217,60 @@ async def test_what_others_attach_is_left_alone(partitioned: PeriodsWorld) -> No
     await house.prepare()
     await house.partitions.drop()
     assert {"clicks_archive", "clicks_20011399"} <= set(await names(partitioned))
+
+
+class Hesitant:
+    """A database whose transactions wait before they commit, once one of them has attached a partition."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.attached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self._database.transaction() as tx:
+            yield tx
+            self.attached.set()
+            await self.go_on.wait()
+
+
+async def test_whoever_reads_or_counts_while_clicks_move_misses_none(partitioned: PeriodsWorld) -> None:
+    """Whoever had looked up the partitions, and then waited for the default one, would look for them there in vain."""
+    early = [a_click(START, country="DE"), a_click(START + timedelta(minutes=1), country="DE")]
+    await partitioned.count(*early)
+    hesitant = Hesitant(partitioned.database)
+    making = asyncio.create_task(Partitions(hesitant, partitioned.clock, kept=1826 * DAYS).make())
+    await hesitant.attached.wait()
+    readers = [await open_database(partitioned.location) for _ in range(3)]
+    reader = Reader(readers[0])
+    edge = RangeRequest.read(START, start="2026-03-01T12:00:00Z", end="2026-03-01T12:00:30Z")
+
+    async def export() -> list[str]:
+        queries = ClickQueries(readers[1], Reader(readers[1]))
+        pages = await queries.export("owner", "abc", ClicksRequest())
+        return [row["event_id"] async for rows in pages for row in rows]
+
+    async def breakdown() -> int:
+        return (await OwnerQueries(reader).breakdown("owner", "abc", edge, "country", limit=5, bots=False)).clicks
+
+    another = PeriodsWorld(partitioned.location, readers[2], partitioned.clock, partitioned.kept)
+    reading = [asyncio.create_task(export()), asyncio.create_task(breakdown())]
+    counting = asyncio.create_task(another.count(a_click(START + timedelta(hours=1))))
+    try:
+        await eventually(lambda: _waiting(partitioned, 3), timeout=10.0)
+    finally:
+        hesitant.go_on.set()
+    assert [await one for one in reading] == [[click.event_id for click in early], 1]
+    await counting
+    assert await making == 8
+    assert (len(await partitioned.raw()), await in_default(partitioned)) == (3, 0)
+    for database in readers:
+        await database.close()
+
+
+async def _waiting(world: PeriodsWorld, most: int) -> bool:
+    """Whether so many wait for a lock."""
+    return len(await world.database.fetch(WAITING)) >= most
