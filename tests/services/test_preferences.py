@@ -9,6 +9,7 @@ from msgspec.json import encode
 from refract.kernel.ids import new_event_id
 from refract.runtime.statements import Statement
 from refract.services.notifications.settings import SendingSettings
+from refract.services.notifications.store.notifications import lock_recipients
 from tests.support.notices import ALICE, BOB, ON_SQLITE, NoticesWorld
 from tests.support.patience import patient
 from tests.support.waiting import eventually
@@ -252,10 +253,11 @@ async def test_changes_at_once_build_on_each_other(notices: NoticesWorld) -> Non
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("notifications_location", ["distributed"], indirect=True)
 async def test_who_changes_a_webhook_and_who_disables_it_wait_for_each_other(notices: NoticesWorld) -> None:
-    """Both lock the webhook before the digest; else one of them would be refused as deadlocked."""
+    """Both lock the user before the webhook; else one of them would be refused as deadlocked."""
     await notices.prefer(digest="daily", webhooks=[{"url": HOOK}])
     change: dict[str, Any] = {"digest": "weekly", "webhooks": [{"url": HOOK, "events": ["url.created"]}]}
     async with notices.database.transaction() as tx:
+        await lock_recipients(tx, [ALICE])
         await tx.execute(SWITCH_OFF, now=notices.clock.now())
         changing = asyncio.create_task(notices.prefer(**change))
         await eventually(notices.somebody_waits)

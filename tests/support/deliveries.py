@@ -92,6 +92,9 @@ class Sending:
             raise error
         return f"copy-{delivery.id}"
 
+    async def hold(self, _tx: object, _delivery: Delivery) -> None:
+        pass
+
     async def settled(
         self, _tx: object, delivery: Delivery, _now: object, error: NotDelivered | None, *, for_good: bool
     ) -> None:

@@ -16,6 +16,7 @@ from refract.services.notifications.domain.letters import Letter, check_address,
 from refract.services.notifications.domain.sending import Delivery, Gone, NotDelivered, Refused, Room, reason_of
 from refract.services.notifications.domain.webhooks import signed_headers
 from refract.services.notifications.store.deliveries import FAIL_SOME_TO, mark_notifications, told_by
+from refract.services.notifications.store.notifications import lock_recipients
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,9 @@ class Channel(Protocol):
     async def send(self, delivery: Delivery) -> str:
         """Hand it over; the id by which a second copy is known. Raises NotDelivered."""
 
+    async def hold(self, tx: Transaction, delivery: Delivery) -> None:
+        """Lock what comes before the delivery, if its failure may concern that."""
+
     async def settled(
         self, tx: Transaction, delivery: Delivery, now: datetime, error: NotDelivered | None, *, for_good: bool
     ) -> None:
@@ -102,6 +106,9 @@ class MailChannel:
         )
         await self._server.send(mail, check_address(delivery.recipient))
         return message_id
+
+    async def hold(self, tx: Transaction, delivery: Delivery) -> None:
+        """Nobody is told of a mail that fails."""
 
     async def settled(
         self, tx: Transaction, delivery: Delivery, now: datetime, error: NotDelivered | None, *, for_good: bool
@@ -138,6 +145,11 @@ class WebhookChannel:
         headers = signed_headers(row["secret"], delivery.id, self._clock.now(), body)
         await self._client.post(row["url"], body, headers)
         return delivery.id
+
+    async def hold(self, tx: Transaction, delivery: Delivery) -> None:
+        """The owner, who is told if the webhook is switched off."""
+        if delivery.user_id is not None:
+            await lock_recipients(tx, [delivery.user_id])
 
     async def settled(
         self, tx: Transaction, delivery: Delivery, now: datetime, error: NotDelivered | None, *, for_good: bool

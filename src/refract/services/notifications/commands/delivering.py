@@ -192,6 +192,7 @@ class Lane:
                 return "overtaken"
             await self._channel.settled(tx, delivery, now, None, for_good=True)
             return "sent"
+        await self._channel.hold(tx, delivery)
         next_attempt_at = self._next_attempt_at(delivery, error, now)
         reason = reason_of(error)
         if next_attempt_at is None:

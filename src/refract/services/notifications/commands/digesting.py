@@ -20,19 +20,26 @@ ROUND_SECONDS = 30.0
 MOST_IN_ONE = 5_000
 """Notifications that one digest tells of; the rest comes in another one, at once."""
 
-_DUE = "SELECT user_id, every, next_at FROM digests WHERE next_at <= :now ORDER BY next_at LIMIT 1"
+_DUE = """
+    SELECT recipients.user_id, recipients.email, digests.every
+    FROM digests JOIN recipients ON recipients.user_id = digests.user_id
+    WHERE digests.next_at <= :now ORDER BY digests.next_at LIMIT 1
+"""
 DUE_DIGEST = Statement(
     "due_digest",
-    "Takes a digest that is due; one that another process has in hand is left to it.",
+    "Takes a digest that is due, and its user; one of whom somebody else has anything in hand is left for later.",
     f"{_DUE} FOR UPDATE SKIP LOCKED",
     sqlite=_DUE,
 )
 
 NEVER = timedelta(days=8)
+_LATE = "SELECT user_id FROM digests WHERE next_at > :never"
 HURRY_DIGESTS = Statement(
     "hurry_digests",
     "Makes those due that would not be for longer than any period: the clock was set back since.",
-    "UPDATE digests SET next_at = :now WHERE next_at > :never",
+    # Past the locks of users, and so without waiting for anybody.
+    f"UPDATE digests SET next_at = :now WHERE user_id = ANY(ARRAY({_LATE} FOR UPDATE SKIP LOCKED))",  # noqa: S608
+    sqlite=f"UPDATE digests SET next_at = :now WHERE user_id IN ({_LATE})",  # noqa: S608  # a statement of ours
 )
 
 _TAKE = """
@@ -50,9 +57,6 @@ NEXT_DIGEST = Statement(
     "UPDATE digests SET next_at = :next_at WHERE user_id = :user_id",
 )
 REMOVE_DIGEST = Statement("remove_digest", "Ends it for good.", "DELETE FROM digests WHERE user_id = :user_id")
-FIND_EMAIL = Statement(
-    "find_email", "Reads the address of a user.", "SELECT email FROM recipients WHERE user_id = :user_id"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +102,10 @@ class Digesting:
 
     async def _send(self, tx: Transaction, due: Row, now: datetime) -> _Sent | None:
         """Send one, and say when the next is due; None where nothing was gathered."""
-        every, user_id = Digest(due["every"]), due["user_id"]
-        found = await tx.fetch_one(FIND_EMAIL, user_id=user_id)
-        email = found["email"] if found else ""
+        every, user_id, email = Digest(due["every"]), due["user_id"], due["email"]
         mailed = self._sends_mail and bool(email)
         # What is mailed is pending until the mail has left.
         status, sent_at = ("pending", None) if mailed else ("sent", now)
-        # Taken and read in one statement: what is added meanwhile is in the next one.
         rows = await tx.fetch(TAKE_GATHERED, user_id=user_id, status=status, sent_at=sent_at, most=MOST_IN_ONE)
         if len(rows) < MOST_IN_ONE:
             await self._settle(tx, user_id, every, now)

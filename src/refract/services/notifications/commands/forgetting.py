@@ -1,7 +1,6 @@
 """Forgets users whose accounts are deleted: what they were told, how they wanted to be told, what is on its way."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from refract.kernel.events import Event
 from refract.runtime.ports import Transaction
@@ -27,22 +26,14 @@ def _forget(table: str) -> Statement:
     )
 
 
-# In the order in which those who deliver, change preferences and mark as read lock them, each before the recipient.
-BEFORE = tuple(map(_forget, ("deliveries", "preferences", "webhooks", "notifications")))
-# Those who tell and who send digests lock these after the recipient; and what came since the first time.
-AFTER = (*map(_forget, ("digests",)), *BEFORE)
+# In the order in which others lock them (store/notifications.py). Whoever adds to them holds the recipient.
+FORGET = tuple(map(_forget, ("deliveries", "preferences", "webhooks", "digests", "notifications")))
 
 
 async def forget_users(tx: Transaction, events: Sequence[Event]) -> None:
     """Forget all users who left; a mail that is being sent at this moment leaves, and no other."""
-    for event in sorted((event for event in events if isinstance(event, UserDeleted)), key=lambda it: it.user_id):
-        if event.user_id:
-            await _forget_user(tx, event.user_id, event.occurred_at)
-
-
-async def _forget_user(tx: Transaction, user_id: str, now: datetime) -> None:
-    for statement in BEFORE:
-        await tx.execute(statement, user_id=user_id)
-    await tx.execute(FORGET_RECIPIENT, user_id=user_id, now=now)
-    for statement in AFTER:
-        await tx.execute(statement, user_id=user_id)
+    left = {event.user_id: event.occurred_at for event in events if isinstance(event, UserDeleted) and event.user_id}
+    ordered = sorted(left)
+    await tx.execute_many(FORGET_RECIPIENT, [{"user_id": user_id, "now": left[user_id]} for user_id in ordered])
+    for statement in FORGET:
+        await tx.execute_many(statement, [{"user_id": user_id} for user_id in ordered])

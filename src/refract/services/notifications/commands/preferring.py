@@ -110,6 +110,8 @@ class Preferring:
         wanted = None if wish.webhooks is None else self._checked(wish.webhooks)
         now = self._clock.now()
         async with self._database.transaction() as tx:
+            if await hold_recipients(tx, [user_id], now):
+                raise Unauthenticated  # the account was deleted while this was on its way
             before = await _opened(tx, user_id, now)
             after = before.changed(wish.channels, wish.digest)
             await tx.execute(SAVE_PREFERENCES, user_id=user_id, document=after.document())
@@ -119,11 +121,7 @@ class Preferring:
                 changes = _matched(webhooks, wanted, now)
                 secrets = await _save_webhooks(tx, user_id, webhooks, changes, now)
                 webhooks = changes
-            # Here, between webhooks and digests, as others lock them: those who tell, and whoever forgets the user.
-            if await hold_recipients(tx, [user_id], now):
-                raise Unauthenticated  # the account was deleted while this was on its way
             if after.digest is not before.digest:
-                # The last: whoever disables a webhook, and tells its owner, locks it before the digest too.
                 await _change_digest(tx, user_id, after.digest, now)
         return Outcome(after, webhooks, secrets)
 

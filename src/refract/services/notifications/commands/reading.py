@@ -8,7 +8,7 @@ from refract.kernel.clock import Clock
 from refract.kernel.errors import Forbidden, NotFound
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.statements import Statement
-from refract.services.notifications.store.notifications import count_read
+from refract.services.notifications.store.notifications import count_read, lock_recipients
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LAST_UNREAD = Statement(
 )
 _UNREAD = """
     SELECT id FROM notifications WHERE user_id = :user_id AND read_at IS NULL AND created_at <= :until
-    ORDER BY created_at LIMIT :batch
+    ORDER BY created_at, id LIMIT :batch
 """
 MARK_ALL_READ = Statement(
     "mark_all_read",
@@ -58,6 +58,7 @@ class Reading:
         if not _is_uuid(notification_id):
             raise NotFound
         async with self._database.transaction() as tx:
+            await lock_recipients(tx, [user_id])
             marked = await tx.execute(MARK_READ, id=notification_id, user_id=user_id, now=self._clock.now())
             if marked:
                 await count_read(tx, {user_id: marked})
@@ -78,6 +79,7 @@ class Reading:
 
     async def _read_batch(self, user_id: str, until: datetime) -> int:
         async with self._database.transaction() as tx:
+            await lock_recipients(tx, [user_id])
             batch = await tx.execute(
                 MARK_ALL_READ, user_id=user_id, now=self._clock.now(), until=until, batch=READ_BATCH
             )

@@ -9,21 +9,26 @@ from refract.kernel.clock import Clock
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.rounds import Pause, in_batches, repeat
 from refract.runtime.statements import Statement
-from refract.services.notifications.store.notifications import count_read
+from refract.services.notifications.store.notifications import count_read, lock_recipients
 
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 600.0
 SWEEP_BATCH = 1_000
 
-_OLD = "SELECT id FROM notifications WHERE created_at < :before LIMIT :batch"
+OLD_NOTIFICATIONS = Statement(
+    "old_notifications",
+    "Reads a batch of notifications over their time, and whose they are.",
+    "SELECT id, user_id FROM notifications WHERE created_at < :before LIMIT :batch",
+)
+_THESE = "SELECT id FROM notifications WHERE id = ANY(:ids::uuid[]) FOR UPDATE SKIP LOCKED"
 FORGET_NOTIFICATIONS = Statement(
     "forget_notifications",
-    "Removes a batch of notifications over their time; those that another process has in hand are left to it.",
-    f"""
-    DELETE FROM notifications WHERE id = ANY(ARRAY({_OLD} FOR UPDATE SKIP LOCKED)) RETURNING user_id, read_at
-    """,  # noqa: S608  # names, not values
-    sqlite=f"DELETE FROM notifications WHERE id IN ({_OLD}) RETURNING user_id, read_at",  # noqa: S608
+    "Removes notifications; those that another process has in hand, or has removed, are left to it.",
+    f"DELETE FROM notifications WHERE id = ANY(ARRAY({_THESE})) RETURNING user_id, read_at",  # noqa: S608
+    sqlite="""
+    DELETE FROM notifications WHERE id IN (SELECT value FROM json_each(:ids)) RETURNING user_id, read_at
+    """,
 )
 
 
@@ -49,7 +54,11 @@ class Sweeper:
 
     async def _forget_batch(self, tx: Transaction) -> int:
         before = self._clock.now() - self._retention
-        rows = await tx.fetch(FORGET_NOTIFICATIONS, before=before, batch=SWEEP_BATCH)
+        old = await tx.fetch(OLD_NOTIFICATIONS, before=before, batch=SWEEP_BATCH)
+        if not old:
+            return 0
+        await lock_recipients(tx, {row["user_id"] for row in old})
+        rows = await tx.fetch(FORGET_NOTIFICATIONS, ids=[row["id"] for row in old])
         unread = Counter(row["user_id"] for row in rows if row["read_at"] is None)
         if unread:
             await count_read(tx, unread)

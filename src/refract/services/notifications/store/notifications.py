@@ -1,4 +1,8 @@
-"""What users were told, and how much of it they have not read."""
+"""What users were told, and how much of it they have not read.
+
+Everybody locks in one order, which ADR 0029 gives the reasons of: marks of the inbox, recipients by their ids,
+deliveries, preferences, webhooks, digests, notifications by the moment they were made at.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +54,14 @@ FORGOTTEN = Statement(
     SELECT user_id FROM recipients
     WHERE user_id IN (SELECT value FROM json_each(:user_ids)) AND forgotten_at IS NOT NULL
     """,
+)
+
+_OF_SOME = "SELECT user_id FROM recipients WHERE user_id"
+LOCK_RECIPIENTS = Statement(
+    "lock_recipients",
+    "Holds users until the transaction ends, in the order in which Python sorts them.",
+    f'{_OF_SOME} = ANY(:user_ids) ORDER BY user_id COLLATE "C" FOR UPDATE',
+    sqlite=f"{_OF_SOME} IN (SELECT value FROM json_each(:user_ids))",  # noqa: S608  # a statement of ours
 )
 
 COUNT_READ = Statement(
@@ -105,13 +117,18 @@ async def hold_recipients(tx: Transaction, user_ids: Collection[str], now: datet
     return {row["user_id"] for row in await tx.fetch(FORGOTTEN, user_ids=sorted(user_ids))}
 
 
+async def lock_recipients(tx: Transaction, user_ids: Collection[str]) -> None:
+    """Hold users, if they were met, before anything of theirs is locked: of all who change it, one is at it."""
+    await tx.fetch(LOCK_RECIPIENTS, user_ids=sorted(set(user_ids)))
+
+
 async def add_notifications(tx: Transaction, kept: Sequence[Kept], now: datetime) -> None:
     """Keep what users are told."""
     await tx.insert_many("notifications", COLUMNS, [_row(each, now) for each in kept])
 
 
 async def count_read(tx: Transaction, read: Mapping[str, int]) -> None:
-    """Take so many from what each user has not read; after their rows were locked, and one user after the other."""
+    """Take so many from what each user has not read; the users are locked."""
     await tx.execute_many(COUNT_READ, [{"user_id": user_id, "read": read[user_id]} for user_id in sorted(read)])
 
 

@@ -20,12 +20,12 @@ FIND_WISHES = Statement(
     sqlite=f"{_WISHES} WHERE recipients.user_id IN (SELECT value FROM json_each(:user_ids))",  # noqa: S608
 )
 
-# Shared locks: whoever switches a digest off, or sends it, waits for those who are just adding to it.
-HOLD_DIGESTS = Statement(
-    "hold_digests",
-    "Reads which users gather their mails, and holds that until the transaction ends.",
-    "SELECT user_id FROM digests WHERE user_id = ANY(:user_ids) AND every <> 'off' ORDER BY user_id FOR SHARE",
-    sqlite="SELECT user_id FROM digests WHERE user_id IN (SELECT value FROM json_each(:user_ids)) AND every <> 'off'",
+_GATHERING = "SELECT user_id FROM digests WHERE every <> 'off' AND user_id"
+GATHERING = Statement(
+    "gathering_users",
+    "Reads which users gather their mails.",
+    f"{_GATHERING} = ANY(:user_ids)",
+    sqlite=f"{_GATHERING} IN (SELECT value FROM json_each(:user_ids))",  # noqa: S608  # a statement of ours
 )
 
 _WEBHOOKS = "SELECT id, user_id, url, events, status, failing_since, last_error, created_at FROM webhooks"
@@ -75,9 +75,11 @@ class Wishes:
 
 
 async def find_wishes(tx: Transaction, user_ids: Collection[str]) -> dict[str, Wishes]:
-    """What users wish, of those that were met."""
+    """What users wish, of those that were met. They are locked, so that whoever switches a digest off, or sends it,
+    waits for those who are just adding to it.
+    """
     ordered = sorted(user_ids)
-    gathering = {row["user_id"] for row in await tx.fetch(HOLD_DIGESTS, user_ids=ordered)}
+    gathering = {row["user_id"] for row in await tx.fetch(GATHERING, user_ids=ordered)}
     wishes = {
         row["user_id"]: Wishes(
             row["email"],
