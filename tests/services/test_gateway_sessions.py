@@ -194,6 +194,8 @@ def test_without_an_address_of_our_own_no_origin_is_ours(host: bytes) -> None:
     [
         ("https://bücher.example", b"https://xn--bcher-kva.example"),
         ("https://Bücher.example:8443/links", b"https://xn--bcher-kva.example:8443"),
+        ("https://faß.example", b"https://xn--fa-hia.example"),
+        ("https://faß.example:443/links", b"https://xn--fa-hia.example"),
         ("http://[2001:db8::1]:80", b"http://[2001:db8::1]"),
         ("http://[2001:DB8::80]:8080/", b"http://[2001:db8::80]:8080"),
         ("HTTPS://GO.example:443/a?b", b"https://go.example"),
@@ -201,3 +203,8 @@ def test_without_an_address_of_our_own_no_origin_is_ours(host: bytes) -> None:
 )
 def test_our_public_address_is_known_as_a_browser_writes_it(base_url: str, origin: bytes) -> None:
     assert Origins(base_url).sent_by_us(Asked({b"origin": [origin]}, "http", b"inside:8080"))
+
+
+def test_another_domain_is_not_ours_because_it_was_spelt_so_in_2003() -> None:
+    asked = Asked({b"origin": [b"https://fass.example"]}, "http", b"inside:8080")
+    assert not Origins("https://faß.example").sent_by_us(asked)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+import can_ada
 from msgspec import Struct
 
 from refract.kernel.errors import Kind, RefractError, Unauthenticated
@@ -128,8 +129,11 @@ class Origins:
 
     def __init__(self, base_url: str = "") -> None:
         parts = urlsplit(base_url)
-        host = parts.netloc  # browsers write it in ASCII, whatever the name is
-        self._public = _origin(parts.scheme, host.encode("ascii" if host.isascii() else "idna"))
+        host = parts.netloc
+        if not host.isascii():
+            # As browsers map it. Python's codec would take `faß` for `fass`, and believe the pages of somebody else.
+            host = can_ada.parse(f"{parts.scheme}://{host}").host
+        self._public = _origin(parts.scheme, host.encode("ascii"))
 
     def sent_by_us(self, asked: Asked) -> bool:
         """Whether a page of ours has sent the request, by the word of the browser."""
