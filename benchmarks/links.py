@@ -59,6 +59,9 @@ def seed_sqlite(file: Path, links: Sequence[SeedLink]) -> None:
             for name, _ in triggers:
                 connection.execute(f"DROP TRIGGER {name}")
             connection.executemany(f"INSERT INTO links ({', '.join(COLUMNS)}) VALUES ({places})", rows)
+            connection.execute(
+                "INSERT OR IGNORE INTO searched_workspaces (workspace_id) SELECT DISTINCT workspace_id FROM links"
+            )
             connection.execute("INSERT INTO links_search (links_search) VALUES ('rebuild')")
             for _, definition in triggers:
                 connection.execute(definition)

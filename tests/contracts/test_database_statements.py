@@ -2,6 +2,7 @@
 
 import asyncio
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.things import (
     GROW,
     LARGEST,
     MARK,
+    NAMES,
     REMOVE,
     SLOW,
     add,
@@ -204,6 +206,17 @@ async def test_an_endless_statement_is_ended(database_location: Location, monkey
     for condition in (ended, ended_in_a_transaction, answers):
         await eventually(condition)
     await database.close()
+
+
+async def test_who_follows_a_link_does_not_wait_for_long_questions(things: Database) -> None:
+    urgent = replace(NAMES, urgent=True)
+    async with asyncio.TaskGroup() as group:
+        long = [group.create_task(things.fetch(SLOW)) for _ in range(4)]
+        for _ in range(3):
+            assert await things.fetch(urgent) == []
+        assert not any(task.done() for task in long)
+        for task in long:
+            task.cancel()
 
 
 async def test_waiting_for_a_turn_is_bounded(database_location: Location, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,10 @@ class Statement:
     Else it may plan every call anew, which can take longer than what is planned. For reads outside of transactions, and
     not of partitions that values leave out: a plan for all values would open all of them."""
 
+    urgent: bool = False
+    """Whether somebody who follows a link waits for it. Readers of SQLite take any question, however long, in its turn:
+    these have a reader of their own. For reads outside of transactions that are always short."""
+
     def for_sqlite(self) -> str:
         """The text for SQLite, which knows `:named` parameters itself."""
         return self.sql if self.sqlite is None else self.sqlite

@@ -33,10 +33,18 @@ class EmbeddedDatabase:
 
     dialect: Literal["sqlite"] = "sqlite"
 
-    def __init__(self, writer: ConnectionThreads, readers: ConnectionThreads, keeper: LogKeeper, version: int) -> None:
+    def __init__(
+        self,
+        writer: ConnectionThreads,
+        readers: ConnectionThreads,
+        urgent_reader: ConnectionThreads,
+        keeper: LogKeeper,
+        version: int,
+    ) -> None:
         self._writer = writer
         self._keeper = keeper
         self._readers = readers
+        self._urgent_reader = urgent_reader
         self._turn = asyncio.Lock()
         self._bell = Bell()
         self._foreign_version = self._watched_version = version
@@ -45,13 +53,14 @@ class EmbeddedDatabase:
     @classmethod
     async def open(cls, path: Path, *, rush: Rush | None = None) -> Self:
         """Open the file, which is made if it does not exist; if it minds a `rush`, writing gives way to all else."""
-        writer, readers = await asyncio.to_thread(_connections, path)
+        writer, urgent_reader, *readers = await asyncio.to_thread(_connections, path)
         version = _data_version(writer)
         keeper = LogKeeper(path, partial(sqlite.connect, writes=True), rush)
         keeper.take_over(writer)
         return cls(
             ConnectionThreads(f"{path.stem}-writer", [writer], afterwards=keeper.look, can_wait=rush is not None),
             ConnectionThreads(f"{path.stem}-reader", readers),
+            ConnectionThreads(f"{path.stem}-urgent", [urgent_reader]),
             keeper,
             version,
         )
@@ -128,12 +137,13 @@ class EmbeddedDatabase:
         self._closed = True
         async with self._turn:
             await self._readers.stop()
+            await self._urgent_reader.stop()
             await asyncio.to_thread(self._keeper.stop)
             await self._writer.stop()  # last, because the last one out tidies the file
 
     async def _read(self, statement: Statement, work: Work[T]) -> T:
         self._check_open()
-        return await self._readers.run(statement.name, work)
+        return await (self._urgent_reader if statement.urgent else self._readers).run(statement.name, work)
 
     async def _wait_for_turn(self) -> None:
         try:
@@ -194,9 +204,10 @@ class EmbeddedTransaction(Outgoing):
             raise
 
 
-def _connections(path: Path) -> tuple[sqlite3.Connection, list[sqlite3.Connection]]:
+def _connections(path: Path) -> list[sqlite3.Connection]:
+    """One that writes, one for urgent questions, and those for all others."""
     try:
-        return sqlite.connect(path, writes=True), [sqlite.connect(path, writes=False) for _ in range(READERS)]
+        return [sqlite.connect(path, writes=number == 0) for number in range(2 + READERS)]
     except sqlite3.Error as error:
         raise Unavailable("database", f"{path.name} cannot be opened: {error}") from error
 

@@ -1,5 +1,6 @@
 """The statements of the list: one for each combination of filters and order, so that each keeps to its index."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -10,6 +11,8 @@ from refract.services.links.queries.paging import PageRequest, Sort
 from refract.services.links.store import TAGS_OF, TAGS_OF_SQLITE
 
 TRIGRAM = 3
+MANY = 2_000
+"""So many links SQLite looks through in a few milliseconds; so many matches are likely to be met soon on a walk."""
 
 _COLUMNS = ", ".join(
     f"links.{name}"
@@ -42,7 +45,13 @@ FIND_VIEW = Statement(
 _SEARCHED = "lower(links.short_code || chr(10) || links.original_url || chr(10) || links.title)"
 _SEARCHED_SQLITE = "lower(links.short_code || char(10) || links.original_url || char(10) || links.title)"
 
+# Letters of which trigrams and patterns take the same for the same: of Latin, Cyrillic, Japanese and Chinese.
+_PLAIN = re.compile("[ -~À-ÿ\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff]+")
+# What patterns have to be told for it, beside the large and the small letter.
+_KIN = {"k": "[k\N{KELVIN SIGN}]", "s": "[s\N{LATIN SMALL LETTER LONG S}]", "å": "[åÅ\N{ANGSTROM SIGN}]"}
 _WILD = frozenset("*?[")
+LONGEST_PLAIN = 4_000
+"""More letters than any link has; SQLite takes patterns of 50,000 bytes."""
 _LARGE = {"ß": "\N{LATIN CAPITAL LETTER SHARP S}"}  # of which str.upper() makes two letters
 
 _TAGGED = (
@@ -58,7 +67,19 @@ _STATUS = {
     Status.DELETED: "links.status = 'deleted'",
 }
 
-TextFilter = Literal["none", "short", "long"]
+TextFilter = Literal["none", "short", "plain", "long"]
+
+# The letters of a workspace's mark are one trigram, which is one more beside those of the text: what all of them have
+# in common is looked for at once, and the links of others are leapt over. No text is as long as the distance. Who has
+# no mark has no links, and looks for what is nowhere.
+FOUND = (
+    """links_search MATCH coalesce((SELECT 'NEAR("' || mark || '" ' || :phrase || ', 1000000)' """
+    """FROM searched_workspaces WHERE workspace_id = :workspace_id), '""')"""
+)
+_LINKS = f"SELECT 1 FROM links WHERE workspace_id = :workspace_id LIMIT {MANY}"  # noqa: S608  # ours, not values
+_MATCHES = f"SELECT 1 FROM links_search WHERE {FOUND} LIMIT {MANY}"  # noqa: S608
+_FEW_LINKS = f"(SELECT count(*) FROM ({_LINKS})) < {MANY}"  # noqa: S608
+_MANY_MATCHES = f"(SELECT count(*) FROM ({_MATCHES})) = {MANY}"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +93,19 @@ class Shape:
 
     @classmethod
     def of(cls, request: PageRequest) -> "Shape":
-        """The shape of a request. Fewer letters than a trigram has are in no index of trigrams."""
+        """The shape of a request. Fewer letters than a trigram has are in no index of trigrams.
+
+        A plain text is one that SQLite finds without its trigrams too, and the same links by both.
+        """
         text: TextFilter = "none"
-        if request.text:
-            text = "long" if len(request.text) >= TRIGRAM else "short"
+        if len(request.text) >= TRIGRAM:
+            text = "plain" if len(request.text) <= LONGEST_PLAIN and _PLAIN.fullmatch(request.text) else "long"
+        elif request.text:
+            text = "short"
         return cls(request.sort, text, bool(request.tag), request.status)
 
 
-@cache  # there are not more than sixty shapes
+@cache  # there are not more than eighty shapes
 def page_statement(shape: Shape) -> Statement:
     """The statement of a shape. It takes all parameters of `page_parameters`, whichever of them it names."""
     return Statement("page_of_links", "Reads a page of a workspace's links.", _postgresql(shape), _sqlite(shape))
@@ -96,7 +122,7 @@ def page_parameters(request: PageRequest) -> dict[str, str | int]:
         "text": request.text,
         "pattern": f"%{_escaped(request.text)}%",
         "phrase": f'"{quoted}"',
-        "spellings": f"*{''.join(map(_spelled, request.text[:TRIGRAM]))}*",  # a longer one is not asked for
+        "spellings": _spellings(request.text),
     }
 
 
@@ -105,28 +131,54 @@ def _postgresql(shape: Shape) -> str:
         "none": [],
         # Not LIKE, which would tempt the planner to read the whole index of trigrams.
         "short": [f"strpos({_SEARCHED}, lower(:text)) > 0"],
+        "plain": [f"{_SEARCHED} LIKE lower(:pattern)"],
         "long": [f"{_SEARCHED} LIKE lower(:pattern)"],
     }
     walks = shape.tagged or shape.status is not Status.EXPIRED  # which are marked or not, in two indexes
-    if shape.sort is Sort.CREATED and shape.text != "long" and walks:
+    if shape.sort is Sort.CREATED and shape.text in ("none", "short") and walks:
         return _walk(shape, conditions[shape.text])
     key = "link_tags.link_id" if shape.tagged else "links.id"
     return _page(shape, "links" + (_TAGGED if shape.tagged else ""), key, conditions[shape.text], TAGS_OF)
 
 
 def _sqlite(shape: Shape) -> str:
-    conditions: dict[TextFilter, list[str]] = {
-        "none": [],
-        # Its lower() knows the letters of ASCII alone; of the others the pattern names small and large ones.
-        "short": [f"{_SEARCHED_SQLITE} GLOB :spellings"],
-        "long": ["links_search MATCH :phrase"],
-    }
+    if shape.text == "plain":
+        return _either(shape, _walked(shape), _found(shape))
+    return _found(shape) if shape.text == "long" else _walked(shape)
+
+
+def _walked(shape: Shape) -> str:
+    """Down an index of the workspace, looking at each link."""
+    # Its lower() knows the letters of ASCII alone; of the others the pattern names small and large ones.
+    searched = [] if shape.text == "none" else [f"{_SEARCHED_SQLITE} GLOB :spellings"]
     key = "link_tags.link_id" if shape.tagged else "links.id"
-    source = "links"
-    if shape.text == "long":
-        # CROSS is SQLite's word for "in this order": the matches are walked, and not the workspace.
-        key, source = "links_search.rowid", "links_search CROSS JOIN links ON links.id = links_search.rowid"
-    return _page(shape, source + (_TAGGED if shape.tagged else ""), key, conditions[shape.text], TAGS_OF_SQLITE)
+    return _page(shape, "links" + (_TAGGED if shape.tagged else ""), key, searched, TAGS_OF_SQLITE)
+
+
+def _found(shape: Shape) -> str:
+    """The matches of the workspace by their trigrams."""
+    # CROSS is SQLite's word for "in this order": the matches are walked, and not the workspace.
+    source = "links_search CROSS JOIN links ON links.id = links_search.rowid" + (_TAGGED if shape.tagged else "")
+    return _page(shape, source, "links_search.rowid", [FOUND], TAGS_OF_SQLITE)
+
+
+def _either(shape: Shape, walked: str, found: str) -> str:
+    """The shorter road of two, of which the other is asked for nothing.
+
+    The trigrams leap over what lies between two links of the workspace, which costs more than to look at a few links.
+    And they come in one order only: for another one, or to drop some of them, all matches have to be seen.
+    """
+    by_creation, walks = shape.sort is Sort.CREATED, _FEW_LINKS
+    # Of other states there may be none on a walk by clicks; of what is expired by now there is no index.
+    dense = shape.status in (None, Status.ACTIVE) or (by_creation and shape.status is not Status.EXPIRED)
+    if dense and not (by_creation and shape.status is None and not shape.tagged):
+        walks = f"CASE WHEN {_FEW_LINKS} THEN 1 ELSE {_MANY_MATCHES} END"
+    order = "id DESC" if by_creation else "total_clicks DESC, id DESC"
+    return (
+        f"WITH road AS MATERIALIZED (SELECT {walks} AS walks) "  # noqa: S608  # ours, not values
+        f"SELECT * FROM ({walked} * (SELECT walks FROM road)) UNION ALL "
+        f"SELECT * FROM ({found} * (SELECT NOT walks FROM road)) ORDER BY {order}"
+    )
 
 
 def _page(shape: Shape, source: str, key: str, searched: list[str], tags: str) -> str:
@@ -172,6 +224,13 @@ def _select(tags: str, source: str, conditions: list[str], order: str) -> str:
 def _escaped(text: str) -> str:
     """A text for LIKE that stands for itself."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _spellings(text: str) -> str:
+    """A text for GLOB, anywhere; of one that is plain it finds the same as the trigrams."""
+    if len(text) < TRIGRAM:
+        return f"*{''.join(map(_spelled, text))}*"
+    return f"*{''.join(_KIN.get(letter.lower()) or _spelled(letter) for letter in text[:LONGEST_PLAIN])}*"
 
 
 def _spelled(letter: str) -> str:

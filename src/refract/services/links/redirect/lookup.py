@@ -57,6 +57,7 @@ FIND_RECORDS = Statement(
         redirect_status, version AS "order"
     FROM links WHERE short_code IN (SELECT value FROM json_each(:codes))
     """,
+    urgent=True,
 )
 
 logger = logging.getLogger("refract.links")
