@@ -150,6 +150,7 @@ def test_a_wrong_value_is_shown_with_what_would_be_right(reader: str, value: str
         "example.com.",
         "xn--mnchen-3ya.de",
         "münchen.de",
+        "faß.example",
         "127.0.0.1",
         "::",
         "fe80::1%eth0",
@@ -176,6 +177,7 @@ def test_hosts(host: str) -> None:
         "a/b",
         "a,b",
         "a%20b",
+        "a\u200db",  # which browsers take for no name either
         "℀",
         "999.1.1.1",
         "\uff19\uff19\uff19.1.1.1",

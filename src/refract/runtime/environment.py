@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
+import idna
+
 from refract.kernel.errors import Misconfigured
 
 _HIDDEN = re.compile(r"SECRET|(?:PASSWORD|PASS|TOKEN|SALT|KEY|DSN|RABBITMQ_URL|SMTP_URL)S?\Z")
@@ -33,7 +35,7 @@ def without_credentials(url: str) -> str:
 def is_host(text: str) -> bool:
     """Whether it is an IP address or a name that a resolver can be asked for."""
     try:
-        name = text.encode("idna").decode()
+        name = text if text.isascii() else idna.encode(text, uts46=True).decode()
     except UnicodeError:
         return False
     if _IP_ADDRESS.fullmatch(name):
