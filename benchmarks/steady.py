@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 WARM_SECONDS = 0.5
@@ -87,7 +87,8 @@ class Steady:
                 tick = max(tick + TICK, clock())
                 self._receive(self._after(tick))
             else:
-                self._receive(self._poll.poll(0) or self._woken(due))
+                # After the last request nothing is due. To look again and again would keep the server from the core.
+                self._receive(self._poll.poll(0) or self._woken(due if due < end else inf))
 
     def _send(self, connection: Connection, due: float) -> None:
         request = self._requests[self._sent % len(self._requests)]
