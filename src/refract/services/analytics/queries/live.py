@@ -17,7 +17,7 @@ PAUSE = 0.5
 MOST_VIEWERS = 1_000
 """Of one process: each keeps a connection and a task, and is written to whenever its link is clicked."""
 
-MOST_OF_ONE = 50
+MOST_OF_ONE = 100
 """Of these for one user, so that nobody has all of them."""
 
 FULL_SECONDS = 10.0
