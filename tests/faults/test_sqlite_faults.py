@@ -226,6 +226,58 @@ async def test_a_log_that_was_moved_begins_anew(sqlite_file: Path, monkeypatch: 
     assert size_of(sqlite_file) > 10_000_000
 
 
+async def test_a_log_that_was_emptied_may_soon_be_emptied_again(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is for those who waited in vain. After milliseconds, one of seconds let the log grow without end."""
+    monkeypatch.setattr(sqlite_log, "LARGEST_LOG", 100_000)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_MILLISECONDS", 5_000)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    log, sizes = sqlite_file.with_name("test.db-wal"), [0]
+    for _ in range(5):
+
+        async def emptied() -> bool:
+            await write_often(database, 1)
+            sizes.append(size_of(log))
+            return sizes[-1] < sizes[-2]
+
+        assert await eventually(emptied, timeout=10, interval=0)
+    await database.close()
+
+
+async def test_a_log_that_cannot_be_emptied_is_moved_all_the_same(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "LARGEST_LOG", 100_000)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_MILLISECONDS", 1)
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_SHARE", 1_000_000)
+    monkeypatch.setattr(sqlite_log, "WORTH_MOVING", 2)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    reader = sqlite3.connect(sqlite_file, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute(ALL.sql).fetchall()
+    before, attempts, empty = size_of(sqlite_file), [], sqlite_log.LogKeeper._empty
+
+    def attempt(keeper: sqlite_log.LogKeeper, connection: sqlite3.Connection, patience: int) -> None:
+        attempts.append(patience)
+        empty(keeper, connection, patience)
+
+    async def tried() -> bool:
+        await write_often(database, 1)
+        return bool(attempts)
+
+    async def moved() -> bool:
+        await write_often(database, 1)
+        return size_of(sqlite_file) > before
+
+    monkeypatch.setattr(sqlite_log.LogKeeper, "_empty", attempt)
+    assert await eventually(tried, interval=0)
+    reader.close()
+    assert await eventually(moved, timeout=20, interval=0)
+    assert len(attempts) == 1
+    await database.close()
+
+
 async def test_a_read_that_failed_holds_nothing_open(sqlite_file: Path) -> None:
     outside = sqlite3.connect(sqlite_file, isolation_level=None)
     outside.executescript("CREATE TABLE texts (text JSONTEXT); INSERT INTO texts VALUES ('{'), ('{}')")

@@ -19,7 +19,11 @@ CHECKPOINT_MILLISECONDS = 250
 """How long the writer waits for readers to finish, so that it can; as many times as the log is too large."""
 
 CHECKPOINT_SHARE = 8
-"""After an attempt the next one waits so many times as long: those that write lose a ninth of their time at most."""
+"""After an attempt the next one waits so many times as long as it took: those that write lose a ninth of their time at
+most. What can be moved without them is moved meanwhile, or the log would grow until there is a gigabyte to empty."""
+
+LOGS_IN_A_RUSH = 4
+"""So many times as large a log may get in a rush, where it is to be minded: to empty it keeps the disk for a while."""
 
 LOOK_SECONDS = 0.05
 """Between two looks at the log: it grows by a few megabytes in that time."""
@@ -44,7 +48,7 @@ class LogKeeper:
         self._connect = connect
         self._rush = rush or Rush.never()
         self._log = Path(f"{path}-wal")
-        self._next_look = 0.0
+        self._next_look = self._next_emptying = 0.0
         self._works = 0
         self._due: SimpleQueue[float | None] = SimpleQueue()
         self._nearly_moved = False
@@ -62,17 +66,15 @@ class LogKeeper:
         if now < self._next_look or connection.in_transaction:
             return
         self._next_look = now + LOOK_SECONDS
+        has_rush = self._rush.was_on
         with suppress(OSError, sqlite3.Error):  # the next attempt may do better
-            if excess := self._log.stat().st_size // LARGEST_LOG:
-                patience = min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess)
-                self._empty(connection, patience)
-                self._next_look = time.monotonic() + CHECKPOINT_SHARE * patience / 1000
-            elif self._rush.was_on:
-                return
-            elif self._nearly_moved:
+            excess = self._log.stat().st_size // LARGEST_LOG
+            if now >= self._next_emptying and excess >= (LOGS_IN_A_RUSH if has_rush else 1):
+                self._empty(connection, min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess))
+            elif self._nearly_moved and not has_rush:
                 self._nearly_moved = False
                 _move(connection)
-        if self._works >= WORTH_MOVING:
+        if self._works >= WORTH_MOVING and not has_rush and self._due.empty():  # one that is late is asked once
             self._works = 0
             self._due.put(now)
 
@@ -92,11 +94,15 @@ class LogKeeper:
             connection.close()
 
     def _empty(self, connection: sqlite3.Connection, patience: int) -> None:
+        """Let the log begin anew, and wait for readers for so many milliseconds."""
+        began = time.monotonic()
         connection.execute(f"PRAGMA busy_timeout = {patience}")
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+            ended = time.monotonic()
+            self._next_emptying = ended + CHECKPOINT_SHARE * (ended - began)
 
 
 def _move(connection: sqlite3.Connection) -> int:
