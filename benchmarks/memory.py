@@ -1,7 +1,9 @@
 """What an embedded instance takes of the memory once every link is in it, and whether that grows under load."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from statistics import median
 
 from benchmarks.asking import redirects
@@ -38,20 +40,27 @@ def measure(workshop: Workshop) -> None:
                 time.sleep(SAMPLE_SECONDS)
                 samples.append(resident_megabytes(ready.pid))
             reached = load.result()["rate"]
-    size = max(1, len(samples) // PARTS)
-    first, last = median(samples[:size]), median(samples[-size:])
+    parts = in_parts(samples)
+    first, last = parts[0], parts[-1]
     growth = 100 * (last - first) / first
     rows = [
         ("after the start", f"{fresh:.0f}"),
         ("with every link in memory", f"{warm:.0f}"),
-        ("first fifth of the load", f"{first:.0f}"),
-        ("last fifth of the load", f"{last:.0f}"),
+        *((f"fifth {number} of the load", f"{part:.1f}") for number, part in enumerate(parts, start=1)),
         ("most", f"{max(samples):.0f}"),
     ]
     print(table(("", "MB resident"), rows))
-    print(f"  {growth:+.1f} % from the first fifth to the last, at {reached:,.0f} redirects a second")
+    print(f"  {growth:+.1f} % from the first to the last, at {reached:,.0f} redirects a second")
     print(verdict(f"under {TARGET_MEGABYTES:g} MB", met=max(samples) < TARGET_MEGABYTES))
     print(verdict(f"flat: under {FLAT_PERCENT:g} % of growth", met=growth < FLAT_PERCENT))
     figures = {"start_mb": fresh, "warm_mb": warm, "first_mb": first, "last_mb": last, "most_mb": max(samples)}
     shown = {name: round(value, 1) for name, value in figures.items()}
-    print(json_line("memory", {**shown, "growth_percent": round(growth, 2), "minutes": minutes, "rps": round(reached)}))
+    shown["growth_percent"] = round(growth, 2)
+    steps = [round(part, 1) for part in parts]
+    print(json_line("memory", {**shown, "fifths_mb": steps, "minutes": minutes, "rps": round(reached)}))
+
+
+def in_parts(samples: Sequence[float]) -> list[float]:
+    """The median of each fifth of the load: caches that fill come to rest, and a leak goes on to the end."""
+    bounds = [len(samples) * part // PARTS for part in range(PARTS + 1)]
+    return [median(samples[begin : max(end, begin + 1)]) for begin, end in pairwise(bounds)]
