@@ -183,6 +183,12 @@ def test_each_service_has_a_url() -> None:
     assert GatewaySettings.from_environment(Environment(variables)).base_url == ""
     public = Environment({**variables, "BASE_URL": "https://go.example/"})
     assert GatewaySettings.from_environment(public).base_url == "https://go.example/"
+    sampled = {**variables, "REDIRECT_LOG_SAMPLE": "0.25"}
+    assert [
+        GatewaySettings.from_environment(Environment(each)).redirect_log_sample for each in (variables, sampled)
+    ] == [1.0, 0.25]
+    with pytest.raises(Misconfigured, match="REDIRECT_LOG_SAMPLE"):
+        GatewaySettings.from_environment(Environment({**variables, "REDIRECT_LOG_SAMPLE": "2"}))
     with pytest.raises(Misconfigured, match="BASE_URL"):
         GatewaySettings.from_environment(Environment({**variables, "BASE_URL": "go.example"}))
     for variable in variables:

@@ -91,6 +91,24 @@ async def test_every_way_is_one_line_with_its_id_and_nothing_secret(stream: io.S
     assert [secret for secret in secrets if secret in text] == []
 
 
+@pytest.mark.parametrize("way", ["fast", "application", "proxy"])
+async def test_redirects_are_logged_as_often_as_is_asked_and_all_else_always(stream: io.StringIO, way: str) -> None:
+    """Passed on, refused, and where a service is in trouble: of links only the requests that are no redirects."""
+    breakers = Breakers(TARGETS, ManualClock())
+    counted = Limits(EmbeddedRateLimiter(ManualClock()), RouteLimits({"redirect": 3}, hashes_with("salt")))
+    asked = ["/abc", "/r/abc", "/%C3%A9%22", "/abc", "/r/abc", "/api/urls", "/nothing/here", "/ready"]
+    async with AsyncExitStack() as stack:
+        front = front_of("proxy" if way == "proxy" else "in_process", stack)
+        options: dict[str, Any] = {"breakers": breakers, "counted": counted, "redirect_log_sample": 0.0}
+        port = await front(mirror, fast=way != "application", **options)
+        statuses = [(await fetch(port, path)).status for path in asked]
+    assert statuses == [200, 200, 200, 429, 429, 401, 404, 200]
+    flush_request_logs()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = {line["path"] for line in lines if line["msg"] == "request completed"}
+    assert told == {"/api/urls", "/nothing/here", "/ready"}
+
+
 TROUBLE = [
     ("GET", "/r/abc", 500, "links"),
     ("GET", "/api/urls", 503, "links"),

@@ -8,14 +8,16 @@ from typing import Any
 
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
+from refract.services.links.commands.leaving import ERASE_TAGS, IS_DUE, LEFT_BEHIND, TAKE_DEPARTURE
 from refract.services.links.commands.managing import FIND_DESTINATION
 from refract.services.links.commands.remembering import PRUNE, PRUNE_BATCH, RECALL
 from refract.services.links.commands.sweeping import DUE_LINKS
+from refract.services.links.commands.totalling import KEEP_TOTAL
 from refract.services.links.domain.link import Link, Status
 from refract.services.links.queries.paging import PageRequest, Sort
 from refract.services.links.queries.statements import FIND_VIEW, Shape, page_parameters, page_statement
 from refract.services.links.redirect.lookup import FIND_RECORDS
-from refract.services.links.store import FIND_BY_KEY, FIND_BY_KEYS, FIND_LINK
+from refract.services.links.store import FIND_BY_KEY, FIND_BY_KEYS, FIND_LINK, FIND_TAGS, REMOVE_TAGS
 from tests.support.clocks import START
 from tests.support.links import ALICE, keep, some_link
 
@@ -43,7 +45,7 @@ def crowd() -> list[Link]:
                 workspace_id=workspace,
                 title=f"campaign {number}" if number % 50 == 0 else "",
                 status=chance.choice(statuses),
-                tags=("red",) if number % 10 == 0 else (),
+                tags=("red",) if number % 10 == 0 else ("blue",),
                 expires_at=chance.choice([None] * 18 + [YESTERDAY, TOMORROW]) if number % 20 == 0 else None,
                 total_clicks=chance.randrange(1000),
                 url_key=number.to_bytes(32, "big") if number % 2 else None,
@@ -84,11 +86,20 @@ async def plan_of(database: Database, statement: Statement, parameters: dict[str
     return [str(row.get("QUERY PLAN", row.get("detail"))) for row in rows]
 
 
+def departed() -> list[tuple[Any, ...]]:
+    """Accounts that were deleted long ago: nobody is due."""
+    return [(f"departed-{number}", 3, TOMORROW) for number in range(2_000)]
+
+
+OF_EVERYBODY = "links|link_tags|idempotency_keys|departures"
+"""The tables in which the rows of all owners lie together."""
+
+
 def walks_the_table(line: str) -> bool:
     """Whether a line of a plan means that the rows of all owners are read, in whatever order."""
     return (
-        re.search(r"Seq Scan on (links|idempotency_keys)\b|Scan Backward using links_pkey", line) is not None
-        or re.fullmatch(r"SCAN (links|idempotency_keys)( .*)?", line.strip()) is not None
+        re.search(rf"Seq Scan on ({OF_EVERYBODY})\b|Scan Backward using links_pkey", line) is not None
+        or re.fullmatch(rf"SCAN ({OF_EVERYBODY})( .*)?", line.strip()) is not None
     )
 
 
@@ -133,6 +144,23 @@ INDEXES: list[tuple[Statement, dict[str, Any], str, str]] = [
         "idempotency_keys_created_at (created_at<?)",
     ),
     (DUE_LINKS, {"batch": 200}, "links_to_expire", "links_to_expire (expires_at<?)"),
+    (FIND_TAGS, {"link_id": 77}, "link_tags_link_id", "link_tags_link_id (link_id=?)"),
+    (REMOVE_TAGS, {"link_id": 77}, "link_tags_link_id", "link_tags_link_id (link_id=?)"),
+    (ERASE_TAGS, {"ids": [77, 78]}, "link_tags_link_id", "link_tags_link_id (link_id=?)"),
+    (
+        KEEP_TOTAL,
+        {"short_code": "code-77", "total_clicks": 7, "last_clicked_at": START},
+        "links_short_code",
+        "links_short_code (short_code=?)",
+    ),
+    (
+        LEFT_BEHIND,
+        {"user_id": "workspace-7", "after": 0, "batch": 100},
+        "links_by_creation",
+        "links_by_creation (workspace_id=? AND id>?)",
+    ),
+    (IS_DUE, {}, "departures_next_at", "departures_next_at (next_at<?)"),
+    (TAKE_DEPARTURE, {"leased_until": TOMORROW}, "departures_next_at", "departures_next_at (next_at<?)"),
     (
         page_statement(Shape.of(RARE)),
         {**page_parameters(RARE), "workspace_id": "crowded"},
@@ -163,12 +191,13 @@ async def test_every_statement_has_its_index_and_none_walks_the_table(database: 
         await keep(database, *everybody[first : first + 2_000])
     async with database.transaction() as tx:
         await tx.insert_many("idempotency_keys", REMEMBERED, remembered())
+        await tx.insert_many("departures", ("user_id", "looks", "next_at"), departed())
         await tx.execute(TIDY)
         await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
     for statement, parameters, there, here in INDEXES:
         plan = await plan_of(database, statement, parameters)
         index = here if database.dialect == "sqlite" else there
-        assert any(index in line for line in plan), (index, statement.sql, plan)
+        assert any(index in line for line in plan), "\n".join([index, statement.sql, *plan])
         assert not any(map(walks_the_table, plan)), (statement.sql, plan)
     for request in SHAPES:
         plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request))
@@ -179,7 +208,8 @@ async def test_a_walk_would_be_seen(database: Database) -> None:
     await keep(database, *crowd()[:5_000])
     everybody = "SELECT short_code FROM links"
     keys = "SELECT key FROM idempotency_keys WHERE answer = :text"
-    for sql in (f"{everybody} WHERE notes = :text", f"{everybody} ORDER BY id DESC LIMIT :limit", keys):
+    tags = "SELECT count(*) FROM link_tags WHERE link_id + :limit > 0"
+    for sql in (f"{everybody} WHERE notes = :text", f"{everybody} ORDER BY id DESC LIMIT :limit", keys, tags):
         plan = await plan_of(database, Statement("walk", "Reads every row.", sql), {"text": "x", "limit": 3})
         assert any(map(walks_the_table, plan)), plan
 

@@ -188,6 +188,20 @@ async def test_both_paths_write_the_same_line(redirects: RedirectWorld) -> None:
     assert "127.0.0.1" not in stream.getvalue()
 
 
+async def test_a_sample_counts_on_both_paths_and_for_redirects_only(redirects: RedirectWorld) -> None:
+    code = await redirects.link("unlogged")
+    stream = io.StringIO()
+    configure_logging("process", "info", stream)
+    instance = await redirects.instance(sample=0.0)
+    for server in (instance.fast, instance.slow):
+        async with await Client.connect(server.port) as client:
+            for target in (code, redirects.code("absent"), "urls"):
+                await client.get(f"/{target}")
+    flush_request_logs()
+    done = [line for line in lines_in(stream) if line["msg"] == "request completed"]
+    assert [line["path"] for line in done] == ["/urls", "/urls"]
+
+
 async def test_the_last_lines_are_written_at_the_end(redirects: RedirectWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_log, "PAUSE", 3600.0)
     stream = io.StringIO()

@@ -133,6 +133,7 @@ async def _run_gateway(
             breakers=Breakers(TARGETS, clock, metrics),
             limits=None if redis is None else Limits(DistributedRateLimiter(redis), limits),
             base_url=targets.base_url,
+            redirect_log_sample=targets.redirect_log_sample,
             # The bus is not among them: without it revocations are heard of later, and everything else goes on.
             ready={} if redis is None else {"redis": redis.ping},
             metrics=metrics,

@@ -43,6 +43,7 @@ from refract.services.gateway.service import build_gateway
 from refract.services.gateway.settings import LimitSettings
 from refract.services.links.api import NAME as LINKS
 from refract.services.links.redirect.fast import FastRedirect
+from refract.services.links.settings import LinksSettings
 from refract.services.sms.api import NAME as SMS
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -69,7 +70,8 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
     salt = environment.text("CLICK_SALT", directory.secrets()["CLICK_SALT"])
     defaults = Defaults(_address(settings), salt, directory.spool, click_readers=1)
     own_settings = {name: read_settings(name, environment, defaults) for name in NAMES}
-    limits = _limits(environment, salt)
+    limits, links = _limits(environment, salt), own_settings[LINKS]
+    assert isinstance(links, LinksSettings), "links have settings of their own"
     cache = EmbeddedCache(capacity=0, misses_nothing=True)
     # Both make their files when they are first needed, which for most instances is never.
     state, records = EmbeddedStateStore(directory.state, clock), EmbeddedRecordLog(directory.records, clock, metrics)
@@ -104,6 +106,7 @@ async def _run(directory: DataDirectory, settings: ProcessSettings, environment:
             metrics=metrics,
             show_metrics=False,
             trusted_proxies=settings.trusted_proxies,
+            redirect_log_sample=links.redirect_log_sample,
         )
         await supervisor.start("gateway", _nothing_to_start, gateway.stop)
         watch = RevocationWatch(services, bus, revocations, clock, keys=known_keys)

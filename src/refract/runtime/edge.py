@@ -3,14 +3,14 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.correlation import accept_correlation_id, correlated
 from refract.runtime.exchange import ended_with, error_body
 from refract.runtime.metrics import Metrics
-from refract.runtime.request_log import RequestLog, json_handler
+from refract.runtime.request_log import EVERY_LINE, RequestLog, is_in, json_handler
 from refract.runtime.telemetry import serving
 
 Scope = MutableMapping[str, Any]
@@ -44,6 +44,7 @@ class Edge:
         metrics: Metrics | None = None,
         addresses: ClientAddresses | None = None,
         answers_callers: bool = True,
+        samples: Mapping[str, float] = EVERY_LINE,
     ) -> None:
         """What is answered to somebody with a token is for no cache, unless the application says otherwise.
 
@@ -54,6 +55,7 @@ class Edge:
         self._metrics = metrics
         self._addresses = addresses or ClientAddresses()
         self._answers_callers = answers_callers
+        self._samples = samples
         self._lines = RequestLog(service)
         self._health = b'{"status":"ok","service":"%s"}' % service.encode()
 
@@ -90,10 +92,11 @@ class Edge:
             finally:
                 # An application that ends without an answer leaves it to the server, which sends a 500.
                 status = status or ended_with(scope) or 500
+                route = scope.get("path_template") or "unmatched"
                 if self._metrics is not None:
-                    route, seconds = scope.get("path_template") or "unmatched", time.monotonic() - begun
-                    self._metrics.request(self._service, method, route, status, seconds)
-                self._note(method, path, status, begun, correlation_id)
+                    self._metrics.request(self._service, method, route, status, time.monotonic() - begun)
+                if is_in(self._samples.get(route, 1.0)):
+                    self._note(method, path, status, begun, correlation_id)
 
     def _introduce(self, scope: Scope) -> tuple[str, bool]:
         """Find out who asks and under which id, and leave both where handlers look for them.

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, TextIO
 
 from refract.runtime.metrics import Metrics
@@ -21,6 +22,9 @@ MAX_LINES = 4096
 MILLISECONDS_KNOWN = 1_000
 """The end of a line with so short a duration is made once."""
 
+EVERY_LINE: Mapping[str, float] = MappingProxyType({})
+"""Which part of the requests of a route is logged, by its path: of one that is not named each."""
+
 Line = tuple[bytes, bytes, int, float, float, bytes]
 """Method, path, status, when it began, when it ended, correlation id."""
 
@@ -32,6 +36,11 @@ def flush_request_logs() -> None:
     """Write what any of them has collected: at the end of a process nobody else does."""
     for log in tuple(_unwritten):
         log.flush()
+
+
+def is_in(sample: float) -> bool:
+    """Whether a request is among those that are logged."""
+    return random.random() < sample  # noqa: S311  # no secret
 
 
 class Completed(Protocol):
@@ -105,7 +114,7 @@ class RequestLog:
         if not self._writes:
             return
         if self._sample < 1.0:
-            waiting = [line for line in waiting if random.random() < self._sample]  # noqa: S311  # no secret
+            waiting = [line for line in waiting if is_in(self._sample)]
         handler = json_handler()
         if handler is None:
             self._log_singly(waiting)

@@ -21,6 +21,7 @@ from refract.runtime.outbox import Relay
 from refract.runtime.ports import Database, EventBus, RecordLog
 from refract.runtime.readiness import Check
 from refract.runtime.records import Topic
+from refract.runtime.request_log import EVERY_LINE
 from refract.runtime.rush import Rush
 from refract.runtime.supervisor import Supervisor
 from refract.runtime.telemetry import serving
@@ -105,9 +106,11 @@ def compose(  # noqa: PLR0913  # all that a service is made of
     topics: Sequence[Topic] = (),
     fast_path: FastPath | None = None,
     can_wait: str | None = None,
+    log_samples: Mapping[str, float] = EVERY_LINE,
 ) -> Service:
     """A service from its routes and reactions. `queues` and `topics` are declared, so that nothing is lost, and not yet
-    read. Its events of the type that `can_wait` are not sent on during a rush."""
+    read. Its events of the type that `can_wait` are not sent on during a rush. Of routes in `log_samples` that part of
+    the requests is logged."""
     engines: dict[str, Any] = {
         "database": foundation.database,
         "clock": foundation.clock,
@@ -145,6 +148,7 @@ def compose(  # noqa: PLR0913  # all that a service is made of
             metrics=foundation.metrics,
             trusted_proxies=foundation.trusted_proxies,
             dependencies={"caller": caller_from(foundation.tokens)},
+            log_samples=log_samples,
         ),
         declare=partial(_declare, foundation, queues, topics),
         tasks=(Task("relay", relay.run, relay.drain), Task("keeper", keeper.run), *readers, *tasks),

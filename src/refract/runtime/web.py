@@ -20,6 +20,7 @@ from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application, Edge, Receive, Scope, Send, answer
 from refract.runtime.metrics import CONTENT_TYPE, Metrics
 from refract.runtime.readiness import OK, Check, Readiness
+from refract.runtime.request_log import EVERY_LINE
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def build_app(
     show_metrics: bool = True,
     trusted_proxies: Sequence[Network] = (),
     dependencies: Mapping[str, Any] | None = None,
+    log_samples: Mapping[str, float] = EVERY_LINE,
 ) -> Edge:
     """The application of a service: its own routes, /health, /ready, and /metrics where it is shown."""
     own: list[Any] = [_ready_route(ready)]
@@ -89,7 +91,8 @@ def build_app(
         request_class=JsonRequest,
         request_max_body_size=BODY_LIMIT,
     )
-    return Edge(app, service, metrics=metrics, addresses=ClientAddresses(trusted_proxies))
+    addresses = ClientAddresses(trusted_proxies)
+    return Edge(app, service, metrics=metrics, addresses=addresses, samples=log_samples)
 
 
 def json_answer(content: object) -> Application:

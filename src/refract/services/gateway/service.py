@@ -12,6 +12,7 @@ from refract.runtime.fast_path import FastPath
 from refract.runtime.metrics import Metrics
 from refract.runtime.readiness import Check
 from refract.runtime.tokens import TokenVerifier
+from refract.services.gateway.api import REDIRECT, ROUTES
 from refract.services.gateway.domain.callers import Origins
 from refract.services.gateway.domain.keys import KnownKeys
 from refract.services.gateway.domain.revocations import Revocations
@@ -72,10 +73,12 @@ def build_gateway(  # noqa: PLR0913  # all that a gateway is made of
     metrics: Metrics | None = None,
     show_metrics: bool = True,
     trusted_proxies: Sequence[Network] = (),
+    redirect_log_sample: float = 1.0,
 ) -> Gateway:
     """The gateway before services that are reached in one of the two ways; `ready` are its own dependencies.
 
     `redirects` are those of links in the same process, and `base_url` is one more address under which we are known.
+    Of redirects that part is logged.
     """
     guard, counting = Guard(services, breakers), Counting(limits)
     checks = Checks(
@@ -85,8 +88,14 @@ def build_gateway(  # noqa: PLR0913  # all that a gateway is made of
         counting=counting,
         guard=guard,
     )
+    log_samples = {route.path: redirect_log_sample for route in ROUTES if route.limit is REDIRECT}
     application = build_http(
-        checks, ready=ready or {}, metrics=metrics, show_metrics=show_metrics, trusted_proxies=trusted_proxies
+        checks,
+        ready=ready or {},
+        metrics=metrics,
+        show_metrics=show_metrics,
+        trusted_proxies=trusted_proxies,
+        log_samples=log_samples,
     )
-    fast_path = FastRefusals(checks, ClientAddresses(trusted_proxies), metrics, redirects)
+    fast_path = FastRefusals(checks, ClientAddresses(trusted_proxies), metrics, redirects, log_samples)
     return Gateway(application, services, checks.keys, fast_path)

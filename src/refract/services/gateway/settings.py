@@ -18,17 +18,23 @@ URL_VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What the gateway asks for in distributed mode: a URL for each service, and the one that the public knows."""
+    """What the gateway asks for in distributed mode: a URL for each service, the one that the public knows, and which
+    part of the redirects is logged."""
 
     urls: Mapping[str, str]
     base_url: str = ""
     """Where a browser's session may be used from, beside the address by which it came."""
+    redirect_log_sample: float = 1.0
 
     @classmethod
     def from_environment(cls, environment: Environment) -> Self:
         """Each of the services' URLs is required."""
         urls = {target: environment.endpoint(variable) for target, variable in URL_VARIABLES.items()}
-        return cls(urls, environment.endpoint("BASE_URL") if environment.has("BASE_URL") else "")
+        return cls(
+            urls,
+            environment.endpoint("BASE_URL") if environment.has("BASE_URL") else "",
+            environment.number("REDIRECT_LOG_SAMPLE", 1.0, minimum=0.0, maximum=1.0),
+        )
 
 
 @dataclass(frozen=True, slots=True)

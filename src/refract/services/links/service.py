@@ -31,7 +31,7 @@ from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Re
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
 from refract.services.links.redirect.memory import Memory
-from refract.services.links.redirect.routes import redirect_route
+from refract.services.links.redirect.routes import REDIRECT_PATH, redirect_route
 from refract.services.links.redirect.spool import Spool
 from refract.services.links.redirect.visitors import Visitors
 from refract.services.links.settings import LinksSettings
@@ -47,7 +47,8 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     sweeper, leaving = Sweeper(database, cache, clock), Leaving(database, cache, clock)
     handover = _handover(foundation)
     clicks = ClickWriter(database, clock, foundation.metrics, Spool(settings.spool, settings.spool_bytes), handover)
-    log = RequestLog(WIRE_NAME, settings.redirect_log_sample, metrics=foundation.metrics, route="/{code}")
+    sample = settings.redirect_log_sample
+    log = RequestLog(WIRE_NAME, sample, metrics=foundation.metrics, route=REDIRECT_PATH)
     redirects = await _redirects(foundation, settings, cache, clicks)
 
     async def settle() -> None:
@@ -73,6 +74,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
         ],
         fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
         can_wait=UrlClicked.routing_key(),
+        log_samples={REDIRECT_PATH: sample},
     )
 
 

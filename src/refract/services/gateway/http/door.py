@@ -6,6 +6,7 @@ from refract.runtime.client_address import ClientAddresses, Network
 from refract.runtime.edge import Application, Edge, Receive, Scope, Send
 from refract.runtime.metrics import Metrics
 from refract.runtime.readiness import Check
+from refract.runtime.request_log import EVERY_LINE
 from refract.runtime.web import build_app
 from refract.services.gateway.api import OWN_PATHS, WIRE_NAME
 from refract.services.gateway.http.dispatch import Checks, Dispatch
@@ -20,6 +21,7 @@ def build_http(
     metrics: Metrics | None = None,
     show_metrics: bool = True,
     trusted_proxies: Sequence[Network] = (),
+    log_samples: Mapping[str, float] = EVERY_LINE,
 ) -> Application:
     """The gateway's application: its own few routes as every service has them, and the table for everything else.
 
@@ -31,7 +33,7 @@ def build_http(
     )
     addresses = ClientAddresses(trusted_proxies)
     dispatch = Dispatch(checks, addresses)
-    table = Edge(dispatch, WIRE_NAME, metrics=metrics, addresses=addresses, answers_callers=False)
+    table = Edge(dispatch, WIRE_NAME, metrics=metrics, addresses=addresses, answers_callers=False, samples=log_samples)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         first = scope["path"].split("/", 2)[1:2]

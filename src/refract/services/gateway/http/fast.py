@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from refract.kernel.errors import RefractError, Unauthenticated
 from refract.kernel.ids import new_correlation_id, new_event_ids
@@ -10,7 +11,7 @@ from refract.runtime.exchange import error_body
 from refract.runtime.fast_path import FastPath, Headers, HeldAnswer, PassedOn
 from refract.runtime.heads import LAST_FIELD, STATUS_LINES, Dates
 from refract.runtime.metrics import Metrics
-from refract.runtime.request_log import RequestLog
+from refract.runtime.request_log import EVERY_LINE, RequestLog
 from refract.services.gateway.api import WIRE_NAME, Route
 from refract.services.gateway.domain.callers import NOBODY, PROOFS, Asked, Caller
 from refract.services.gateway.http.dispatch import Checks
@@ -42,11 +43,13 @@ class FastRefusals(FastPath):
         addresses: ClientAddresses,
         metrics: Metrics | None = None,
         redirects: FastPath | None = None,
+        log_samples: Mapping[str, float] = EVERY_LINE,
     ) -> None:
         self._checks = checks
         self._addresses = addresses
         self._metrics = metrics
         self._redirects = redirects
+        self._samples = log_samples
         self._logs: dict[str, RequestLog] = {}
         self._heads = _Heads()
         self._later = _Later(self._heads)
@@ -164,7 +167,8 @@ class FastRefusals(FastPath):
     def _log_of(self, route: Route) -> RequestLog:
         log = self._logs.get(route.path)
         if log is None:
-            log = self._logs[route.path] = RequestLog(WIRE_NAME, metrics=self._metrics, route=route.path)
+            sample = self._samples.get(route.path, 1.0)
+            log = self._logs[route.path] = RequestLog(WIRE_NAME, sample, metrics=self._metrics, route=route.path)
         return log
 
 

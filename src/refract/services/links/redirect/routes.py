@@ -10,6 +10,9 @@ from msgspec import Struct
 
 from refract.services.links.redirect.engine import Redirects
 
+REDIRECT_PATH = "/{code}"
+"""What the route is called in metrics and by whoever wants fewer of its log lines."""
+
 
 class Refusal(Struct, frozen=True):
     """Why there is no redirect; a browser gets a small page instead."""
