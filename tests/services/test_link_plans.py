@@ -204,6 +204,25 @@ async def test_every_statement_has_its_index_and_none_walks_the_table(database: 
         assert not any(map(walks_the_table, plan)), (request, plan)
 
 
+async def test_nobody_passes_over_the_links_that_others_made_since(database: Database) -> None:
+    """Of an owner with half of all links, and the older half: to the planner the way down all of them looks short."""
+    others = range(10_001, 20_001)
+    everybody = [some_link(number, workspace_id="newcomer", tags=("red", "blue")) for number in others]
+    for number in range(1, 10_001):
+        tags = ("red",) if number % 10 == 0 else ()
+        expires_at = YESTERDAY if number % 5 == 0 else None
+        everybody.append(some_link(number, title=f"campaign {number}", tags=tags, expires_at=expires_at))
+    for first in range(0, len(everybody), 2_000):
+        await keep(database, *everybody[first : first + 2_000])
+    async with database.transaction() as tx:
+        await tx.execute(TIDY)
+        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    for request in SHAPES:
+        plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request))
+        downwards = [line for line in plan if re.search(r"Scan Backward using links_pkey|SCAN links\b", line)]
+        assert not downwards, "\n".join([str(request), *plan])
+
+
 async def test_a_walk_would_be_seen(database: Database) -> None:
     await keep(database, *crowd()[:5_000])
     everybody = "SELECT short_code FROM links"

@@ -134,11 +134,13 @@ def _postgresql(shape: Shape) -> str:
         "plain": [f"{_SEARCHED} LIKE lower(:pattern)"],
         "long": [f"{_SEARCHED} LIKE lower(:pattern)"],
     }
+    if shape.sort is Sort.CLICKS:
+        source, key = ("links" + _TAGGED, "link_tags.link_id") if shape.tagged else ("links", "links.id")
+        return _page(shape, source, key, conditions[shape.text], TAGS_OF)
     walks = shape.tagged or shape.status is not Status.EXPIRED  # which are marked or not, in two indexes
-    if shape.sort is Sort.CREATED and shape.text in ("none", "short") and walks:
+    if shape.text in ("none", "short") and walks:
         return _walk(shape, conditions[shape.text])
-    key = "link_tags.link_id" if shape.tagged else "links.id"
-    return _page(shape, "links" + (_TAGGED if shape.tagged else ""), key, conditions[shape.text], TAGS_OF)
+    return _weighed(shape, conditions[shape.text])
 
 
 def _sqlite(shape: Shape) -> str:
@@ -197,8 +199,7 @@ def _walk(shape: Shape, searched: list[str]) -> str:
     """The same for PostgreSQL by creation, told as a walk down one index from where the last page ended.
 
     Told as an equality and an order by id, the planner is free to go down the primary key and pass over everybody
-    else's links, of which there may be millions since the owner made the last one. A search is told so all the same:
-    there it has to weigh the index of trigrams against the order, for which it needs to know how many links there are.
+    else's links, of which there may be millions since the owner made the last one.
     """
     places = {"links.workspace_id": ":workspace_id"}
     source, key = "links", "links.id"
@@ -210,6 +211,26 @@ def _walk(shape: Shape, searched: list[str]) -> str:
     columns, values = ", ".join(places), ", ".join(places.values())
     conditions = [f"({columns}, {key}) < ({values}, :before)", f"({columns}) >= ({values})", *searched, *_status(shape)]
     return _select(TAGS_OF, source, conditions, ", ".join(f"{column} DESC" for column in (*places, key)))
+
+
+def _weighed(shape: Shape, searched: list[str]) -> str:
+    """The same where a walk has to be weighed against another index, such as that of trigrams.
+
+    For that the planner needs to know how many links the workspace has, which it does not of the borders of a walk. Of
+    a list of one workspace it does, and unlike an equality that does not tell it that the order is one by id alone.
+    """
+    source, table, key, tagged = "links", "links", "id", []
+    if shape.tagged:
+        source, table, key = "links JOIN link_tags ON link_tags.link_id = links.id", "link_tags", "link_id"
+        tagged = ["link_tags.tag = :tag", "links.workspace_id = :workspace_id"]
+    conditions = [
+        f"{table}.workspace_id = ANY (ARRAY[:workspace_id])",
+        f"{table}.{key} < :before",
+        *tagged,
+        *searched,
+        *_status(shape),
+    ]
+    return _select(TAGS_OF, source, conditions, f"{table}.workspace_id DESC, {table}.{key} DESC")
 
 
 def _status(shape: Shape) -> list[str]:
