@@ -5,6 +5,7 @@ import pytest
 from refract.kernel.errors import Invalid, Limited
 from refract.runtime.ports import Database
 from refract.services.links.commands.remembering import KeyReused
+from refract.services.links.domain.drafts import Wish, WishRow
 from tests.support.links import BOB, LinksWorld, said
 from tests.support.shortening import ANNA, BORIS, LINKS, Crash, FailingDatabase, Workshop, at_once
 
@@ -19,12 +20,12 @@ def workshop(database: Database) -> Workshop:
     return Workshop(database, bulk_limit=250)
 
 
-def forced(number: int) -> list[object]:
+def forced(number: int) -> list[WishRow]:
     """Rows that make a link each, every time."""
-    return [{"url": f"https://example.com/{each}", "force_new": True} for each in range(number)]
+    return [Wish(url=f"https://example.com/{each}", force_new=True) for each in range(number)]
 
 
-async def status(workshop: Workshop, rows: list[object], key: str | None = None) -> int:
+async def status(workshop: Workshop, rows: list[WishRow], key: str | None = None) -> int:
     """What a client would be told."""
     try:
         return (await workshop.bulk.answer(ANNA, rows, key)).status

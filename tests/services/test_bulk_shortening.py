@@ -14,7 +14,7 @@ from refract.services.links.domain.drafts import Wish
 from refract.services.links.store import Links
 from tests.support.links import LinksWorld
 from tests.support.row_locks import wait_for_waiting
-from tests.support.shortening import ANNA, BASE_URL, BORIS, Crash, FailingDatabase, Workshop, at_once
+from tests.support.shortening import ANNA, BASE_URL, BORIS, Crash, FailingDatabase, Workshop, at_once, sent
 
 EXPIRE = Statement("expire", "Ends links.", "UPDATE links SET expires_at = :moment")
 
@@ -115,7 +115,8 @@ async def test_a_row_keeps_everything_it_asks_for(workshop: Workshop) -> None:
         "redirect_status": 308,
         "stats_public": False,
     }
-    single = await workshop.shortening.shorten(BORIS, workshop.maker.draft(Wish.of({**row, "custom_code": "b" * 3})))
+    [other] = sent({**row, "custom_code": "b" * 3})
+    single = await workshop.shortening.shorten(BORIS, workshop.maker.draft(Wish.of(other)))
     await workshop.results([row])
     async with workshop.database.transaction() as tx:
         link = await Links().get(tx, "spring")
@@ -206,7 +207,7 @@ async def test_overlapping_requests_at_once(workshop: Workshop) -> None:
 async def test_opposite_requests_do_not_wait_in_a_circle(workshop: Workshop, last: object) -> None:
     """Somebody holds the row in the middle until both have begun: written as they came, each would hold an end."""
     rows = ["https://example.com/a", "https://example.com/m", last]
-    middle = workshop.maker.link(ANNA, workshop.maker.draft(Wish.of(rows[1])))
+    middle = workshop.maker.link(ANNA, workshop.maker.draft(Wish(url="https://example.com/m")))
     with suppress(Crash):
         async with workshop.database.transaction() as tx:
             await Links().add(tx, middle)
@@ -254,7 +255,7 @@ async def test_a_report_survives_a_crash(workshop: Workshop) -> None:
 
 async def test_many_at_once_with_one_key_have_one_effect(workshop: Workshop) -> None:
     rows: list[object] = [{"url": f"https://example.com/{each}", "force_new": True} for each in range(250)]
-    answers = await at_once(*(workshop.bulk.answer(ANNA, rows, "k") for _ in range(100)))
+    answers = await at_once(*(workshop.bulk.answer(ANNA, sent(*rows), "k") for _ in range(100)))
     assert len({answer.body for answer in answers}) == 1
     assert len(json.loads(answers[0].body)["results"]) == 250
     assert len(await workshop.links()) == 250

@@ -11,11 +11,10 @@ import pytest
 
 from refract.kernel.errors import Invalid, NotFound, RefractError, Unavailable, UniqueViolation
 from refract.runtime.statements import Statement
-from refract.services.identity.adapters.hashing import Hasher
+from refract.services.identity.adapters.hashing import AT_A_TIME, Hasher
 from refract.services.identity.commands import registering as module
 from refract.services.identity.commands.mailing import MailLimits, Mails
 from refract.services.identity.commands.registering import Registering
-from refract.services.identity.commands.turns import AT_A_TIME
 from refract.services.identity.domain.accounts import EmailTaken, User
 from refract.services.identity.settings import Policy
 from refract.services.identity.store import COLUMNS, Users, find_by_email, parameters_of

@@ -1,5 +1,6 @@
 """The routes that make links: every status and message, in both modes."""
 
+import json
 import re
 import secrets
 from typing import Any
@@ -126,14 +127,39 @@ async def test_what_cannot_be_shortened(links: LinksWorld) -> None:
 async def test_a_body_over_its_limit(links: LinksWorld) -> None:
     code = (await links.create())["short_code"]
     for method, target, limit in (
-        ("POST", "/shorten", 4_096),
-        ("PATCH", f"/urls/{code}", 16 * 1024),
+        ("POST", "/shorten", 64 * 1024),
+        ("PATCH", f"/urls/{code}", 64 * 1024),
         ("POST", "/shorten/bulk", 4 * 1024 * 1024),
     ):
         over = await links.call(method, target, b" " * (limit + 1))
         assert said(over) == (400, "request body too large")
         just = await links.call(method, target, b" " * limit)
         assert said(just) == (400, "invalid request body")
+
+
+async def test_what_has_no_texts_may_have_4096_bytes(links: LinksWorld) -> None:
+    bodies: list[dict[str, object]] = [{}, {"custom_code": "abc"}, {"title": "", "notes": None, "tags": []}]
+    for fields in bodies:
+        body = json.dumps({"url": URL, **fields}).encode()
+        assert (await links.call("POST", "/shorten", body.ljust(4_096))).status in (200, 201)
+        over = await links.call("POST", "/shorten", body.ljust(4_097))
+        assert said(over) == (400, "request body too large")
+
+
+async def test_the_longest_texts_fit_however_they_are_sent(links: LinksWorld) -> None:
+    url = "https://example.com/?" + "\U0001f600" * 600
+    texts = {"title": "\U0001f600" * 200, "notes": "\U0001f600" * 2_000}
+    tags = sorted(f"{number:02}" + "\U0001f600" * 48 for number in range(20))
+    body = json.dumps({"url": url, **texts, "tags": tags}).encode()
+    assert len(body) > 40_000, "two escapes for each letter"
+    made = await links.call("POST", "/shorten", body)
+    assert made.status == 201, made.body
+    for link in (made.json, (await links.call("PATCH", f"/urls/{made.json['short_code']}", body)).json):
+        assert {name: link[name] for name in (*texts, "tags", "original_url")} == {
+            **texts,
+            "tags": tags,
+            "original_url": url,
+        }
 
 
 async def test_a_dangerous_destination(links: LinksWorld) -> None:
@@ -188,6 +214,10 @@ async def test_many_at_once(links: LinksWorld) -> None:
         {
             b"{": "invalid request body",
             b"{}": "invalid request body: object missing required field urls",
+            b'{"urls":["https://example.com/\xff"]}': "invalid request body",
+            b'{"urls":["https://example.com/\\ud800"]}': "invalid request body",
+            b'{"urls":["https://example.com",nul]}': "invalid request body",
+            b'{"urls":[' + b"[" * 5_000 + b"]" * 5_000 + b"]}": "invalid request body",
             b'["https://example.com"]': "invalid request body: expected object, got array",
             b'{"urls":"https://example.com"}': "invalid request body: urls: expected array, got str",
             b'{"urls":null}': "invalid request body: urls: expected array, got null",

@@ -11,9 +11,9 @@ from refract.kernel.errors import Limited, RefractError
 from refract.runtime.ports import Row
 from refract.runtime.statements import Statement
 from refract.runtime.tokens import Signed, TokenVerifier
+from refract.services.identity.adapters.hashing import AT_A_TIME
 from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.commands.throttling import BY_ACCOUNT, BY_ADDRESS, Throttle
-from refract.services.identity.commands.turns import AT_A_TIME
 from refract.services.identity.domain.accounts import EmailNotVerified, InvalidCredentials
 from tests.support.clocks import START
 from tests.support.identity import EMAIL, ON_SQLITE, PASSWORD, SECRET, IdentityWorld, identity, identity_location

@@ -9,9 +9,10 @@ from refract.kernel.errors import Limited, Unavailable
 from refract.runtime.distributed.rate_limiter import DistributedRateLimiter
 from refract.runtime.distributed.redis_connection import RedisConnection
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.fairness import Turns
 from refract.runtime.ports import RateLimiter
 from refract.runtime.windows import Policy, Verdict
-from refract.services.identity.commands import throttling, turns
+from refract.services.identity.commands import throttling
 from refract.services.identity.commands.throttling import BY_ACCOUNT, BY_ADDRESS, Attempt, Throttle
 from tests.support.clocks import ManualClock
 from tests.support.redis_twins import administering, connected
@@ -297,11 +298,8 @@ async def test_processes_share_what_is_counted(redis_address: str, redis_namespa
         assert await is_refused(there)
 
 
-async def test_a_client_takes_turns_with_itself_and_the_rest_of_its_line_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(turns, "MOST_WAITING", 3)
-    clients, here, go_on = turns.Turns(2), 0, asyncio.Event()
+async def test_a_client_takes_turns_with_itself_and_the_rest_of_its_line_is_refused() -> None:
+    clients, here, go_on = Turns(2, 3), 0, asyncio.Event()
 
     async def come(address: str = ADDRESS) -> None:
         nonlocal here

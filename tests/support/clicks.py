@@ -57,6 +57,7 @@ class GuardedDatabase:
         self.trouble: Exception | None = None
         self.waiting = 0
         self.dialect = database.dialect
+        self.reads_at_once = database.reads_at_once
         self.fetch = database.fetch
         self.fetch_one = database.fetch_one
         self.transaction = database.transaction

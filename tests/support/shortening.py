@@ -21,8 +21,9 @@ from refract.services.links.commands.remembering import Answer
 from refract.services.links.commands.shortening import Shortening
 from refract.services.links.domain.codes import code_source
 from refract.services.links.domain.destinations import OwnDomains
-from refract.services.links.domain.drafts import Wish
+from refract.services.links.domain.drafts import Wish, WishRow
 from refract.services.links.domain.link import Link, Owner
+from refract.services.links.http.bodies import BulkBody, read_rows
 from tests.support.clocks import ManualClock
 from tests.support.outboxes import OUTBOX
 
@@ -68,6 +69,11 @@ class FailingDatabase:
 
 class Crash(Exception):
     """The process is gone."""
+
+
+def sent(*rows: object) -> list[WishRow]:
+    """Rows as a client sends them."""
+    return read_rows(msgspec.json.decode(msgspec.json.encode({"urls": rows}), type=BulkBody))
 
 
 def render(link: Link) -> bytes:
@@ -138,7 +144,7 @@ class Workshop:
 
     async def results(self, rows: Sequence[object], key: str | None = None, owner: Owner = ANNA) -> list[Any]:
         """The results of a bulk request."""
-        answer = await self.bulk.answer(owner, rows, key)
+        answer = await self.bulk.answer(owner, sent(*rows), key)
         assert answer.status == 200
         results: list[Any] = json.loads(answer.body)["results"]
         return results

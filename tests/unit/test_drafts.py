@@ -3,6 +3,7 @@
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +19,19 @@ from refract.services.links.domain.drafts import (
     checked_tags,
     checked_title,
 )
+from tests.support.shortening import sent
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 OWN = OwnDomains.of("https://short.example", ())
 URL = "https://example.com/a"
 
 
+def wish(row: object) -> Wish:
+    return Wish.of(*sent(row))
+
+
 def draft(**fields: object) -> Draft:
-    return Draft.of(Wish.of({"url": URL, **fields}), OWN, NOW)
+    return Draft.of(msgspec.convert({"url": URL, **fields}, Wish), OWN, NOW)
 
 
 def refusal(**fields: object) -> str:
@@ -117,6 +123,7 @@ def test_texts_may_be_as_long_as_their_limit() -> None:
         ({"tags": ["fine", "a\tb"]}, "a tag must not contain control characters"),
         ({"tags": ["fine", " "]}, "a tag must not be empty"),
         ({"tags": [str(number) for number in range(21)]}, "tags must be at most 20"),
+        ({"tags": [" " * number for number in range(21)]}, "tags must be at most 20"),
         ({"redirect_status": 303}, "redirect_status must be 301, 302, 307 or 308"),
         ({"redirect_status": 0}, "redirect_status must be 301, 302, 307 or 308"),
         ({"custom_code": "a b"}, "custom_code must be 3 to 50 letters, digits or hyphens"),
@@ -149,12 +156,12 @@ def test_a_redirect_has_one_of_four_statuses(status: int) -> None:
 )
 def test_a_row_of_another_type_is_refused(row: object, message: str) -> None:
     with pytest.raises(Invalid) as refused:
-        Wish.of(row)
+        wish(row)
     assert refused.value.message == message
 
 
 def test_a_row_may_be_a_url_alone() -> None:
-    assert Wish.of(URL) == Wish.of({"url": URL})
+    assert wish(URL) == wish({"url": URL}) == Wish(url=URL)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,10 @@ class Database(Reads, Protocol):
     def dialect(self) -> Literal["postgresql", "sqlite"]:
         """Which engine it is: for migrations and for `doctor`, never for a use case."""
 
+    @property
+    def reads_at_once(self) -> int:
+        """So many reads of this process run at a time, and more wait: what may be long should not take them all."""
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Begin; commit at the end of the block, roll back when it raises."""
 

@@ -51,7 +51,7 @@ DISCONNECTED = "client disconnected prematurely"
 """Litestar's words for a client that left before the end of its body, in an error of ours."""
 
 _DOCUMENTED = "documented"
-_UNREADABLE = "invalid request body"
+UNREADABLE = "invalid request body"
 
 
 def takes_body(limit: int, *, documented: bool = True) -> dict[str, Any]:
@@ -126,9 +126,9 @@ class JsonRequest(Request[Any, Any, Any]):
         try:
             return _decoder(Any if field is None else field.annotation).decode(await self.body())
         except msgspec.ValidationError as error:
-            raise Invalid(f"{_UNREADABLE}: {_explain(error)}") from error
+            raise Invalid(f"{UNREADABLE}: {_explain(error)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Invalid(_UNREADABLE) from error
+            raise Invalid(UNREADABLE) from error
 
 
 def render_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
@@ -195,7 +195,7 @@ def _explain_parameters(error: ValidationException) -> str:
         return Invalid.message
     detail = error.extra[0]
     if detail.get("source") == "body":
-        return _UNREADABLE
+        return UNREADABLE
     message = str(detail.get("message", "")).replace("`", "")
     return f"invalid request: {detail.get('key')}: {message[:1].lower()}{message[1:]}"
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from refract.kernel.errors import RefractError, TimedOut, Unavailable
 from refract.runtime.distributed.listening import Listener
-from refract.runtime.distributed.pool import ConnectionPool
+from refract.runtime.distributed.pool import MAX_CONNECTIONS, ConnectionPool
 from refract.runtime.distributed.postgresql import (
     REFUSES_TRANSACTIONS,
     REFUSES_WRITES,
@@ -62,6 +62,7 @@ class PostgresDatabase:
     """A service's own database on a PostgreSQL server. Reads see what is committed."""
 
     dialect: Literal["postgresql"] = "postgresql"
+    reads_at_once: int = MAX_CONNECTIONS
 
     def __init__(self, dsn: str, service: str) -> None:
         open_connection = partial(connect, dsn, service=service)

@@ -32,6 +32,7 @@ class EmbeddedDatabase:
     """A service's SQLite file. Its transactions run one after the other; reads see what is committed."""
 
     dialect: Literal["sqlite"] = "sqlite"
+    reads_at_once: int = READERS
 
     def __init__(
         self,

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from refract.runtime.fairness import Turns
 from refract.runtime.ports import RateLimiter
 from refract.runtime.request_log import RequestLog
 from refract.runtime.service import Foundation, Service, Task, compose
 from refract.runtime.settings import derived_secret
 from refract.runtime.tokens import TokenSigner
-from refract.services.identity.adapters.hashing import Hasher
+from refract.services.identity.adapters.hashing import AT_A_TIME, Hasher
 from refract.services.identity.api import WIRE_NAME
 from refract.services.identity.commands.confirming import Confirming
 from refract.services.identity.commands.deleting import Deleting
@@ -23,7 +24,6 @@ from refract.services.identity.commands.resolving_keys import ResolvingKeys
 from refract.services.identity.commands.signing_in import SigningIn
 from refract.services.identity.commands.sweeping import Sweeper
 from refract.services.identity.commands.throttling import Throttle
-from refract.services.identity.commands.turns import AT_A_TIME, Turns
 from refract.services.identity.commands.verifying import Verifying
 from refract.services.identity.domain.passwords import common_passwords
 from refract.services.identity.http.accounts import account_routes, own_routes

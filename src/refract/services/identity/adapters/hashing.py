@@ -27,6 +27,9 @@ MOST_OF_STRANGERS = 48
 """Those of people who register, of which anybody may send as many as they like: they have places and threads of their
 own, and are through in time also while people sign in without a pause."""
 
+AT_A_TIME = 8
+"""Passwords of one client that wait for a processor or have one; two processors are through with them in 1.2 s."""
+
 NICENESS = 10
 NICENESS_FOR_STRANGERS = 15
 """On a busy processor, a third of the time that users get."""

@@ -4,10 +4,10 @@ import logging
 
 from refract.kernel.clock import Clock
 from refract.runtime.client_address import client_of
+from refract.runtime.fairness import Turns
 from refract.runtime.ports import Database
-from refract.services.identity.adapters.hashing import Hasher
+from refract.services.identity.adapters.hashing import AT_A_TIME, Hasher
 from refract.services.identity.commands.mailing import MailLimits, Mails
-from refract.services.identity.commands.turns import Turns
 from refract.services.identity.commands.verifying import ask_for_verification
 from refract.services.identity.domain.accounts import EmailTaken, User, checked_email
 from refract.services.identity.domain.passwords import check_password
@@ -37,7 +37,7 @@ class Registering:
         self._mails = mails
         self._mail_limits = mail_limits
         self._policy = policy
-        self._turns = turns or Turns()
+        self._turns = turns or Turns(AT_A_TIME)
         self._users = Users()
 
     async def register(self, email: str, password: str, address: str) -> User:

@@ -5,12 +5,12 @@ from datetime import datetime
 
 from refract.kernel.clock import Clock
 from refract.kernel.errors import Limited
+from refract.runtime.fairness import Turns
 from refract.runtime.ports import Database, Transaction
 from refract.runtime.statements import Statement
 from refract.services.identity.adapters.hashing import Hasher
 from refract.services.identity.commands.mailing import MailLimits, Mails
 from refract.services.identity.commands.revoking import revoke_all
-from refract.services.identity.commands.turns import Turns
 from refract.services.identity.domain.accounts import checked_email
 from refract.services.identity.domain.one_time import LIFETIMES, InvalidToken, Purpose, ResetAsked, token_hash
 from refract.services.identity.domain.passwords import check_password

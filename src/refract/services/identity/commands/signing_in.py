@@ -3,11 +3,11 @@
 import logging
 
 from refract.runtime.client_address import client_of
+from refract.runtime.fairness import Turns
 from refract.runtime.ports import Database
 from refract.runtime.tokens import Signed, TokenSigner
-from refract.services.identity.adapters.hashing import Hasher
+from refract.services.identity.adapters.hashing import AT_A_TIME, Hasher
 from refract.services.identity.commands.throttling import Throttle
-from refract.services.identity.commands.turns import Turns
 from refract.services.identity.domain.accounts import EmailNotVerified, InvalidCredentials, User, normalized_email
 from refract.services.identity.store import find_by_email
 
@@ -31,7 +31,7 @@ class SigningIn:
         self._hasher = hasher
         self._throttle = throttle
         self._signer = signer
-        self._turns = turns or Turns()
+        self._turns = turns or Turns(AT_A_TIME)
         self._require_verified_email = require_verified_email
 
     async def sign_in(self, email: str, password: str, address: str) -> Signed:

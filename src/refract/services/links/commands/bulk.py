@@ -22,7 +22,7 @@ from refract.services.links.commands.making import (
     has_outlived,
 )
 from refract.services.links.commands.remembering import Answer, KeyedRequest, Memory
-from refract.services.links.domain.drafts import Draft, Unsafe, Wish
+from refract.services.links.domain.drafts import Draft, Unsafe, Wish, WishRow
 from refract.services.links.domain.link import CodesExhausted, CodeTaken, Link, Owner
 from refract.services.links.store import Links, find_by_keys
 
@@ -94,13 +94,11 @@ class BulkShortening:
         self._known_url = metrics.idempotency_hits.labels("url")
         self._known_key = metrics.idempotency_hits.labels("key")
 
-    async def answer(self, owner: Owner, rows: Sequence[object], key: str | None = None) -> Answer:
-        """Grant the wishes that can be granted; each row is a URL or an object with the fields of a Wish.
+    async def answer(self, owner: Owner, rows: Sequence[WishRow], key: str | None = None) -> Answer:
+        """Grant the wishes that can be granted; what is wrong with a row is said in its place.
 
         What a chunk did is saved with it under the key: after a crash, the same request finds that and does the rest.
         """
-        if not 0 < len(rows) <= ROWS:
-            raise Invalid(f"urls must have 1 to {ROWS} rows")
         request = None if key is None else KeyedRequest.of(owner.user_id, key, ROUTE, rows)
         remembered = {} if request is None else await self._memory.recall(request)
         if not remembered:
@@ -138,7 +136,7 @@ class BulkShortening:
         if not verdict.allowed:
             raise Limited(verdict.retry_after)
 
-    async def _chunks(self, rows: Sequence[object], remembered: Mapping[int, Answer]) -> list[_Chunk]:
+    async def _chunks(self, rows: Sequence[WishRow], remembered: Mapping[int, Answer]) -> list[_Chunk]:
         """What is still to be done, checked."""
         chunks = []
         for part, start in enumerate(range(0, len(rows), CHUNK), start=COUNTED + 1):

@@ -29,6 +29,12 @@ class Unsafe(RefractError):
         super().__init__(f"url is flagged as unsafe: {reason}")
 
 
+class NoWish(msgspec.Struct, frozen=True):
+    """A row of a list of wishes that cannot be read as one, and what is wrong with it."""
+
+    reason: str
+
+
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A request to shorten, unchecked but for its types."""
 
@@ -42,18 +48,21 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     stats_public: bool | None = None
     force_new: bool = False
 
+    @property
+    def describes(self) -> bool:
+        """Whether it has texts about the link, which may be many times as long as the rest."""
+        return bool(self.title or self.notes or self.tags)
+
     @classmethod
-    def of(cls, row: object) -> Self:
-        """One row of a list of wishes: a URL, or an object with the fields of a wish."""
-        if isinstance(row, str):
-            return cls(url=row)
-        if not isinstance(row, dict):
-            raise Invalid("a row must be a URL or an object")
-        try:
-            return msgspec.convert(row, cls)
-        except msgspec.ValidationError as error:
-            what, _, where = str(error).replace("`", "").partition(" - at ")
-            raise Invalid(f"{where.removeprefix('$.')}: {what[:1].lower()}{what[1:]}") from None
+    def of(cls, row: "WishRow") -> "Wish":
+        """The wish that a row of a list stands for; raises Invalid where it stands for none."""
+        if isinstance(row, NoWish):
+            raise Invalid(row.reason)
+        return cls(url=row) if isinstance(row, str) else row
+
+
+WishRow = str | Wish | NoWish
+"""One row of a list of wishes: a URL alone, a wish, or neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +132,12 @@ def checked_notes(text: str) -> str:
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Tags without space around them, each once, in the order in which the store returns them."""
-    checked = {_checked_text("a tag", tag, TAG_LENGTH, _CONTROL) for tag in tags}
+    given = set(tags)
+    if len(given) > TAGS:  # before each is looked at: a body has room for very many
+        raise Invalid(f"tags must be at most {TAGS}")
+    checked = {_checked_text("a tag", tag, TAG_LENGTH, _CONTROL) for tag in given}
     if "" in checked:
         raise Invalid("a tag must not be empty")
-    if len(checked) > TAGS:
-        raise Invalid(f"tags must be at most {TAGS}")
     return tuple(sorted(checked))
 
 

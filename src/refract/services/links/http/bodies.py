@@ -1,13 +1,18 @@
 """What clients send to change links, and how it is read."""
 
 from datetime import datetime
-from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+from msgspec.json import Decoder
 
 from refract.kernel.errors import Invalid
+from refract.runtime.web import UNREADABLE
+from refract.services.links.commands.bulk import ROWS
 from refract.services.links.domain.destinations import OwnDomains, read_destination
 from refract.services.links.domain.drafts import (
+    NoWish,
+    Wish,
+    WishRow,
     checked_expiry,
     checked_notes,
     checked_redirect_status,
@@ -15,6 +20,11 @@ from refract.services.links.domain.drafts import (
     checked_title,
 )
 from refract.services.links.domain.link import Change, Status
+
+LINK_BYTES = 64 * 1024
+"""The longest texts that a link may have take 52 KB where each letter is sent as two escapes."""
+
+_ROW: Decoder[str | Wish] = Decoder(str | Wish)
 
 
 class ChangeBody(Struct, frozen=True, kw_only=True):
@@ -31,9 +41,20 @@ class ChangeBody(Struct, frozen=True, kw_only=True):
 
 
 class BulkBody(Struct, frozen=True, kw_only=True):
-    """Many URLs, each alone or as an object with options; what is wrong with a row is said in its place."""
+    """Many URLs, each alone or as an object with options; what is wrong with a row is said in its place.
 
-    urls: list[Any]
+    The rows are left as they came until they are counted: 4 MiB of small ones would take 0.2 s to read, for which every
+    redirect of the process would wait.
+    """
+
+    urls: list[Raw]
+
+
+def read_rows(body: BulkBody) -> list[WishRow]:
+    """The rows of a body; raises Invalid for too few or too many of them."""
+    if not 0 < len(body.urls) <= ROWS:
+        raise Invalid(f"urls must have 1 to {ROWS} rows")
+    return [_read_row(row) for row in body.urls]
 
 
 def read_change(body: ChangeBody, own: OwnDomains, now: datetime) -> Change:
@@ -49,6 +70,16 @@ def read_change(body: ChangeBody, own: OwnDomains, now: datetime) -> Change:
         redirect_status=None if body.redirect_status is UNSET else checked_redirect_status(body.redirect_status),
         stats_public=None if body.stats_public is UNSET else body.stats_public,
     )
+
+
+def _read_row(row: Raw) -> WishRow:
+    try:
+        return _ROW.decode(row)
+    except ValidationError as error:
+        what, _, where = str(error).replace("`", "").partition(" - at $.")
+        return NoWish(f"{where}: {what[:1].lower()}{what[1:]}" if where else "a row must be a URL or an object")
+    except (UnicodeDecodeError, RecursionError):  # letters are looked at here only: no JSON, which is no row's fault
+        raise Invalid(UNREADABLE) from None
 
 
 def _read_status(text: str) -> Status:

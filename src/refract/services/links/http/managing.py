@@ -7,20 +7,20 @@ from typing import Any
 from litestar import HttpMethod, Response, delete, patch, route
 
 from refract.kernel.clock import Clock
-from refract.runtime.describing import answers
+from refract.kernel.errors import Limited
+from refract.runtime.describing import answers, error
 from refract.runtime.web import takes_body
 from refract.services.links.adapters.qr import QrOptions, render_png, render_svg
 from refract.services.links.commands.managing import Managing
 from refract.services.links.domain.destinations import OwnDomains
 from refract.services.links.http import parameters
-from refract.services.links.http.bodies import read_change
+from refract.services.links.http.bodies import LINK_BYTES, read_change
 from refract.services.links.http.describing import LINK, TAGS, errors
 from refract.services.links.http.parameters import Caller, Code, owner_of
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.paging import PageRequest
+from refract.services.links.queries.searching import SearchTooLong
 from refract.services.links.queries.views import LinkPage, LinkView, LinkViews
-
-CHANGE_BYTES = 16 * 1024
 
 READING = (HttpMethod.GET, HttpMethod.HEAD)
 
@@ -34,7 +34,11 @@ def reading_routes(queries: LinkQueries) -> list[Any]:
         summary="List links",
         description="The caller's links, page by page; links that are made meanwhile do not shift the pages.",
         tags=TAGS,
-        responses={200: answers(LinkPage, "A page.", {"urls": [LINK], "next_cursor": "c1mK9"}), **errors(400)},
+        responses={200: answers(LinkPage, "A page.", {"urls": [LINK], "next_cursor": "c1mK9"}), **errors(400)}
+        | {
+            422: error("The search would take too long.", SearchTooLong.message),
+            429: error("Too many searches at once; `Retry-After` says how many seconds to wait.", Limited.message),
+        },
     )
     async def list_links(
         caller: Caller,
@@ -73,7 +77,7 @@ def changing_routes(managing: Managing, views: LinkViews, own: OwnDomains, clock
         description="Whatever is left out stays as it is. A changed destination no longer stands for its first URL.",
         tags=TAGS,
         responses={200: answers(LinkView, "The link as it is now.", LINK), **errors(400, 403, 404, 409, 410, 422)},
-        **takes_body(CHANGE_BYTES),
+        **takes_body(LINK_BYTES),
     )
     async def change_link(caller: Caller, code: Code, data: parameters.ChangeRequest) -> LinkView:
         change = read_change(data, own, clock.now())

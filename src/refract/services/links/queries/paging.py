@@ -9,6 +9,7 @@ from refract.kernel.errors import Invalid
 from refract.kernel.ids import decode_base62, encode_base62
 from refract.runtime.paging import DEFAULT_LIMIT, read_limit
 from refract.runtime.ports import Row
+from refract.services.links.domain.destinations import URL_LENGTH
 from refract.services.links.domain.link import Status
 
 BEYOND_ALL = 2**63 - 1
@@ -69,6 +70,16 @@ class PageRequest:
     text: str = ""
     tag: str = ""
     status: Status | None = None
+
+    @property
+    def searches(self) -> bool:
+        """Whether it may look at many more links than it shows; the others walk down an index from link to link."""
+        return bool(self.text or self.status or (self.tag and self.sort is Sort.CLICKS))
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether it asks for more letters than any part of a link has."""
+        return len(self.text) > URL_LENGTH
 
     @classmethod
     def read(

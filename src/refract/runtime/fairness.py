@@ -1,4 +1,4 @@
-"""Turns: nobody fills the line of passwords alone."""
+"""Turns: nobody fills a line that all stand in alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from refract.kernel.errors import Limited
 
-AT_A_TIME = 8
-"""Passwords of one client that wait for a processor or have one; two processors are through with them in 1.2 s."""
-
 MOST_WAITING = 200
-"""Requests of one client that wait behind those; more are refused, to be tried again soon."""
+"""Requests of one client that wait behind those at work; more are refused, to be tried again soon."""
 
 SOON = 1.0
 
@@ -25,18 +22,20 @@ class _Place:
 class Turns:
     """Lets a few requests of each stand in line, and the rest of theirs wait behind them.
 
-    Failures to sign in are counted, but whoever registers, or signs in with the right password, may do so all day.
+    It is for what everybody pays for in turns, such as bcrypt or the connections of a database, and what a client may
+    ask for all day: a limit on requests would have to be so high that it helped nobody in the second that counts.
     """
 
-    def __init__(self, at_a_time: int = AT_A_TIME) -> None:
+    def __init__(self, at_a_time: int, most_waiting: int = MOST_WAITING) -> None:
         self._at_a_time = at_a_time
+        self._most = at_a_time + most_waiting
         self._places: dict[str, _Place] = {}
 
     @asynccontextmanager
     async def turn(self, who: str) -> AsyncIterator[None]:
         """Wait for a place in the line; raises Limited where too many of theirs wait already."""
         place = self._places.setdefault(who, _Place(asyncio.Semaphore(self._at_a_time)))
-        if place.requests >= self._at_a_time + MOST_WAITING:
+        if place.requests >= self._most:
             raise Limited(SOON)
         place.requests += 1
         try:
