@@ -72,6 +72,9 @@ class Listed:
         ("shared.example/#evil", "http://shared.example/#%65vil%"),
         ("shared.example/100%/%65vil", "http://shared.example/100%25/evil"),
         ("shared.example/100%25/evil", "http://shared.example/100%/ev%69l"),
+        ("shared.example/go?to=https://evil.example/", "http://shared.example/go?to=https://evil.example/x"),
+        ("shared.example/go?to=https://evil.example/", "https://shared.example/go?to=https://evil.example/x"),
+        ("HTTPS://shared.example/evil", "https://shared.example/evil"),
     ],
 )
 async def test_what_a_line_blocks(tmp_path: Path, line: str, url: str) -> None:

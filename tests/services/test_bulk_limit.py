@@ -125,8 +125,14 @@ async def test_a_client_over_the_limit_is_told_how_long_to_wait(links: LinksWorl
     refused = await links.call("POST", "/shorten/bulk", one)
     assert said(refused) == (429, "rate limit exceeded")
     assert refused.headers["content-type"] == "application/json"
-    assert (await links.call("POST", "/shorten/bulk", one, owner=BOB)).status == 200
     seconds = int(refused.headers["retry-after"])
+    assert {name: value for name, value in refused.headers.items() if "ratelimit" in name} == {
+        "x-ratelimit-limit": "10000",
+        "x-ratelimit-remaining": "0",
+        "ratelimit-policy": '"bulk";q=10000;w=60',
+        "ratelimit": f'"bulk";r=0;t={seconds}',
+    }
+    assert (await links.call("POST", "/shorten/bulk", one, owner=BOB)).status == 200
     links.clock.advance(seconds - 1)
     early = await links.call("POST", "/shorten/bulk", one)
     assert (early.status, early.headers["retry-after"]) == (429, "1")

@@ -203,11 +203,22 @@ async def test_overlapping_requests_at_once(workshop: Workshop) -> None:
     await workshop.check_each_link_was_announced_once()
 
 
-@pytest.mark.parametrize("last", ["https://example.com/z", {"url": "https://example.com/z", "custom_code": "last"}])
-async def test_opposite_requests_do_not_wait_in_a_circle(workshop: Workshop, last: object) -> None:
+def alias(code: str) -> dict[str, object]:
+    return {"url": "https://example.com/x", "custom_code": code}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["https://example.com/a", "https://example.com/m", "https://example.com/z"],
+        ["https://example.com/a", "https://example.com/m", alias("last")],
+        [alias("first"), alias("middle"), alias("last")],
+    ],
+    ids=["urls", "urls and an alias", "aliases"],
+)
+async def test_opposite_requests_do_not_wait_in_a_circle(workshop: Workshop, rows: list[object]) -> None:
     """Somebody holds the row in the middle until both have begun: written as they came, each would hold an end."""
-    rows = ["https://example.com/a", "https://example.com/m", last]
-    middle = workshop.maker.link(ANNA, workshop.maker.draft(Wish(url="https://example.com/m")))
+    middle = workshop.maker.link(ANNA, workshop.maker.draft(Wish.of(sent(rows[1])[0])))
     with suppress(Crash):
         async with workshop.database.transaction() as tx:
             await Links().add(tx, middle)

@@ -22,7 +22,7 @@ from refract.services.gateway.service import build_gateway
 from tests.support.applications import Gate
 from tests.support.both_paths import both_paths
 from tests.support.clocks import ManualClock
-from tests.support.fronts import UNAVAILABLE, Front, Service, authorization, said, signed, tokens
+from tests.support.fronts import UNAVAILABLE, Front, Service, authorization, said, send_answer, signed, tokens
 from tests.support.http import Answer, Client, fetch, head, running
 from tests.support.waiting import eventually
 
@@ -135,6 +135,21 @@ async def test_each_is_counted_by_what_the_table_says(in_process: Front) -> None
         answer = await fetch(port, "/api/shorten", sent, method="POST")
         assert answer.headers["x-ratelimit-remaining"] == left
     assert len(set(limiter.asked[4:])) == 1
+
+
+async def test_what_a_service_says_of_its_own_limit_stands(in_process: Front) -> None:
+    """A bulk request by an API key has two limits; the one that refused it is the one to wait for."""
+    said_here = [(b"x-ratelimit-limit", b"10000"), (b"ratelimit", b'"bulk";r=0;t=9'), (b"retry-after", b"9")]
+
+    class Refusing(Service):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send_answer(send, 429, b"{}", *said_here)
+
+    port = await in_process(Refusing(), counted=limits(DistantLimiter(ManualClock()), bulk=3))
+    answer = await fetch(port, "/api/shorten/bulk", authorization(signed("u-1")), method="POST")
+    for name, value in said_here:
+        assert answer.headers[name.decode()] == value.decode()
+    assert answer.headers["x-ratelimit-remaining"] == "2"
 
 
 async def test_a_caller_with_an_api_key_is_counted_by_it_on_every_row() -> None:

@@ -120,10 +120,11 @@ async def build(
         yield Builder(database, database_location, stack, request)
 
 
-async def test_a_short_domain_that_is_none_stops_the_start(build: Builder) -> None:
+@pytest.mark.parametrize("domain", ["a b", "*.s.example", "s.example!", "https://", "[::1"])
+async def test_a_short_domain_that_is_none_stops_the_start(build: Builder, domain: str) -> None:
     with pytest.raises(Misconfigured) as caught:
-        await build(SHORT_DOMAINS="s.example,a b")
-    expected = 'has "a b"; expected a host such as "s.example"'
+        await build(SHORT_DOMAINS=f"s.example,{domain}")
+    expected = f'has "{domain}"; expected a host such as "s.example"'
     assert str(caught.value) == f'FATAL: environment variable "SHORT_DOMAINS" {expected}'
 
 

@@ -176,6 +176,15 @@ async def test_a_threat_in_another_spelling_is_not_overlooked(lookup: Lookup) ->
     assert await lookup.find(HARMLESS, asked) == {asked: "malware"}
 
 
+async def test_all_spellings_of_a_threat_are_threats(lookup: Lookup) -> None:
+    spellings = ("https://malware.example/a", "HTTPS://Malware.example:443/%61", "https://malware.example/b/../a")
+    for repeated in (*spellings, "https://MALWARE.example/a"):
+        lookup.clock.advance(86_400)  # what was said is forgotten
+        told = {"threatType": "MALWARE", "threat": {"url": repeated}}
+        lookup.service.threats = {spellings[0]: told}
+        assert await lookup.find(HARMLESS, *spellings) == dict.fromkeys(spellings, "malware")
+
+
 def answering(status: int, body: bytes) -> Callable[[Send], Awaitable[None]]:
     async def respond(send: Send) -> None:
         await answer(send, status, body)

@@ -59,11 +59,11 @@ async def promised_database(server: str) -> AsyncIterator[str]:
             await administer(server, f"DROP DATABASE {name_in(dsn)} WITH (FORCE)")
 
 
-async def make_empty(location: Location) -> None:
+async def make_empty(location: Location, options: str = "") -> None:
     """Make a database that is promised, without tables; a SQLite file comes with its first table."""
     if isinstance(location, str):
         # From template0, to which nobody can be connected: a visitor in template1 would refuse us the copy.
-        await administer(_promised[location], f"CREATE DATABASE {name_in(location)} TEMPLATE template0")
+        await administer(_promised[location], f"CREATE DATABASE {name_in(location)} TEMPLATE template0 {options}")
         del _promised[location]
 
 

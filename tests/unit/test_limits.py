@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refract.runtime.windows import Policy, Verdict
+from refract.runtime.windows import Policy, Verdict, limit_fields
 from refract.services.gateway.api import BULK, REDIRECT, SHORTEN
 from refract.services.gateway.domain.callers import NOBODY, Caller
-from refract.services.gateway.domain.limits import WINDOW, Admission, RouteLimits, limit_fields
+from refract.services.gateway.domain.limits import WINDOW, Admission, RouteLimits
 
 REDIRECTS = Policy("redirect", 300, WINDOW)
 

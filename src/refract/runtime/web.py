@@ -21,6 +21,7 @@ from refract.runtime.edge import Application, Edge, Receive, Scope, Send, answer
 from refract.runtime.metrics import CONTENT_TYPE, Metrics
 from refract.runtime.readiness import OK, Check, Readiness
 from refract.runtime.request_log import EVERY_LINE
+from refract.runtime.windows import OverLimit
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,8 @@ def _render_ours(request: Request[Any, Any, Any], error: RefractError) -> Respon
         _log_failure(request, error)
     elif error.kind in {Kind.UPSTREAM, Kind.UNAVAILABLE}:
         log.warning("request failed: %s", error, extra={"method": request.method, "path": request.scope["path"]})
+    elif isinstance(error, OverLimit):
+        headers.update((name.decode(), value.decode()) for name, value in error.fields)
     elif isinstance(error, Limited):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return _error_response(STATUSES[error.kind], error.message, headers)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from refract.kernel.errors import Limited
+
 BUCKETS = 20
 """Sub-buckets of a window. The oldest one counts in full until it has left the window entirely, so that no interval
 of the window's length admits more than the limit; the price is that a hit is remembered up to 1/20 longer."""
@@ -52,6 +54,33 @@ class Verdict(Struct, frozen=True, gc=False):
     def retry_after_seconds(self) -> int:
         """Whole seconds for the Retry-After header: waiting that long is enough."""
         return max(1, math.ceil(self.retry_after)) if not self.allowed else 0
+
+
+class OverLimit(Limited):
+    """More than a policy admits; the answer says of which, as those of admitted requests do."""
+
+    def __init__(self, policy: Policy, verdict: Verdict) -> None:
+        super().__init__(verdict.retry_after)
+        self.fields = limit_fields(policy, verdict)
+
+
+def limit_fields(policy: Policy, verdict: Verdict) -> list[tuple[bytes, bytes]]:
+    """What an answer says about its limit: the older fields and those of the draft standard (decision 14)."""
+    window = round(policy.window)
+    fields = [
+        (b"x-ratelimit-limit", b"%d" % policy.limit),
+        (b"x-ratelimit-remaining", b"%d" % verdict.remaining),
+        (b"ratelimit-policy", b'"%b";q=%d;w=%d' % (policy.route.encode(), policy.limit, window)),
+    ]
+    if verdict.allowed:
+        rest = b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, window)
+        return [*fields, (b"ratelimit", rest)]
+    seconds = verdict.retry_after_seconds
+    return [
+        (b"retry-after", b"%d" % seconds),
+        *fields,
+        (b"ratelimit", b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, seconds)),
+    ]
 
 
 def uncounted(policy: Policy) -> Verdict:

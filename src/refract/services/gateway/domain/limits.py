@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from refract.runtime.windows import Policy, Verdict
+from refract.runtime.windows import Policy, Verdict, limit_fields
 from refract.services.gateway.api import API_KEY, NEW_KEY, REFUSED_KEY, Limit
 from refract.services.gateway.domain.callers import NOBODY, Caller
 
@@ -84,22 +84,3 @@ def _with_gap(name: bytes, value: bytes, left: bytes) -> bytes:
     if name == b"x-ratelimit-remaining":
         return b"%d"
     return value.replace(b";r=" + left, b";r=%d") if name == b"ratelimit" else value
-
-
-def limit_fields(policy: Policy, verdict: Verdict) -> list[Header]:
-    """What an answer says about its limit: the older fields and those of the draft standard (decision 14)."""
-    window = round(policy.window)
-    fields = [
-        (b"x-ratelimit-limit", b"%d" % policy.limit),
-        (b"x-ratelimit-remaining", b"%d" % verdict.remaining),
-        (b"ratelimit-policy", b'"%b";q=%d;w=%d' % (policy.route.encode(), policy.limit, window)),
-    ]
-    if verdict.allowed:
-        rest = b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, window)
-        return [*fields, (b"ratelimit", rest)]
-    seconds = verdict.retry_after_seconds
-    return [
-        (b"retry-after", b"%d" % seconds),
-        *fields,
-        (b"ratelimit", b'"%b";r=%d;t=%d' % (policy.route.encode(), verdict.remaining, seconds)),
-    ]

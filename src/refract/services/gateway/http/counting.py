@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from time import monotonic
 
 from refract.runtime.ports import RateLimiter
-from refract.runtime.windows import Policy, Verdict
+from refract.runtime.windows import Policy, Verdict, limit_fields
 from refract.services.gateway.api import REDIRECT, REFUSED_KEY, Route
 from refract.services.gateway.domain.callers import NOBODY, Caller
 from refract.services.gateway.domain.headers import Header
-from refract.services.gateway.domain.limits import Admission, RouteLimits, limit_fields
+from refract.services.gateway.domain.limits import Admission, RouteLimits
 from refract.services.gateway.http.refusing import TooMany
 
 MAX_REMEMBERED = 65_536

@@ -114,13 +114,15 @@ async def refuse_with(scope: Scope, asked: Asked, error: RefractError, send: Sen
 
 
 def adding(fields: Sequence[Header], send: Send) -> Send:
-    """Send answers with these fields in addition."""
+    """Send answers with these fields in addition; what a service says of a limit of its own stands."""
     if not fields:
         return send
 
     async def send_more(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *fields]
+            said = [*message.get("headers", ())]
+            names = {name for name, _ in said}
+            message["headers"] = said + [field for field in fields if field[0] not in names]
         await send(message)
 
     return send_more

@@ -21,6 +21,7 @@ REASON = "on this service's blocklist"
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _HOST = re.compile(r"\[[^\]]*\]|[^\[\]:/?\\]+")
 _ADDRESS = re.compile(r"(https?://)(?:\[[^\]]*\]|[^:/]*)(.*)", re.DOTALL)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _NONE = OwnDomains(frozenset())
 
 Stamp = tuple[int, int, int]
@@ -149,7 +150,7 @@ def _read(path: Path) -> _List:
 
 
 def _destinations(entry: str) -> list[Destination]:
-    if "://" in entry:
+    if _SCHEME.match(entry):  # not `://` anywhere: a query may have a whole URL in it
         return [_destination(entry)]
     return [_destination(f"{scheme}://{entry}") for scheme in ("http", "https")]
 

@@ -196,13 +196,16 @@ def _threats(answer: _Answer, urls: Sequence[str]) -> dict[str, _Verdict]:
     if not answer.matches:
         return threats
     # Should the service repeat a URL in another spelling, that must not hide the threat.
-    asked = {_spelt_normally(url): url for url in urls} | {url: url for url in urls}
+    asked: dict[str, list[str]] = {}
+    for url in urls:
+        asked.setdefault(_spelt_normally(url), []).append(url)
     for match in answer.matches:
-        url = asked.get(match.threat.url) or asked.get(_spelt_normally(match.threat.url))
-        if url is None:
+        found = asked.get(_spelt_normally(match.threat.url))
+        if found is None:
             raise _Refused("an answer about something else")
-        reason = THREATS.get(match.threat_type, "a threat")
-        threats.setdefault(url, _Verdict(reason, _seconds(match.cache_duration)))
+        verdict = _Verdict(THREATS.get(match.threat_type, "a threat"), _seconds(match.cache_duration))
+        for url in found:  # all of its spellings lead to it
+            threats.setdefault(url, verdict)
     return threats
 
 

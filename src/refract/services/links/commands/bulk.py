@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from refract.kernel.errors import Invalid, Limited, RefractError
+from refract.kernel.errors import Invalid, RefractError
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Cache, Database, RateLimiter, Transaction
 from refract.runtime.web import STATUSES
-from refract.runtime.windows import Policy
+from refract.runtime.windows import OverLimit, Policy
 from refract.services.links.commands.making import (
     ATTEMPTS,
     InTheWay,
@@ -134,7 +134,7 @@ class BulkShortening:
             raise Invalid(f"{rows} URLs in one request are more than the {limit} that may be sent in a minute")
         verdict = await self._limiter.hit(owner.user_id, self._policy, rows)
         if not verdict.allowed:
-            raise Limited(verdict.retry_after)
+            raise OverLimit(self._policy, verdict)
 
     async def _chunks(self, rows: Sequence[WishRow], remembered: Mapping[int, Answer]) -> list[_Chunk]:
         """What is still to be done, checked."""

@@ -63,9 +63,12 @@ class OwnDomains:
             try:
                 parsed = can_ada.parse(url)
             except ValueError:
+                parsed = None
+            # URLs may have hosts that nothing has, such as *.s.example: it would look protected and would not be.
+            if parsed is None or _HOST.fullmatch(_canonical_host(parsed.hostname)) is None:
                 raise Misconfigured(
                     f'FATAL: environment variable "{variable}" has "{value}"; expected a host such as "s.example"'
-                ) from None
+                )
             places.add(_place(parsed))
         return cls(frozenset(places))
 
