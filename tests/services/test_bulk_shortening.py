@@ -84,7 +84,7 @@ async def test_bad_rows_are_named_and_the_others_succeed(workshop: Workshop) -> 
         "url must include scheme and host",
         "expires_at must be RFC3339 format",
         "a row must be a URL or an object",
-        "tags[0]: expected str, got int",
+        "tags[0]: expected string, got integer",
         "url is flagged as unsafe: phishing",
         "custom_code is reserved",
         "url scheme must be http or https",

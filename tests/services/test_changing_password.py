@@ -129,7 +129,7 @@ async def test_a_wrong_request_is_told_so_and_costs_no_bcrypt(identity: Identity
     for body, message in (
         ({"current": PASSWORD, "new": "7 signs"}, "password must be at least 8 characters"),
         ({"current": PASSWORD}, "password must be at least 8 characters"),
-        ({"current": 7, "new": NEW}, "invalid request body: current: expected str, got int"),
+        ({"current": 7, "new": NEW}, "invalid request body: current: expected string, got integer"),
         ({"current": PASSWORD, "new": "x" * 1024}, "request body too large"),
         (b"{", "invalid request body"),
     ):

@@ -159,7 +159,7 @@ async def test_without_the_password_nothing_happens_and_ten_are_enough(identity:
 async def test_a_wrong_request_is_told_so(identity: IdentityWorld) -> None:
     token = signed(identity, await identity.add())
     for body, message in (
-        ({"password": 7}, "invalid request body: password: expected str, got int"),
+        ({"password": 7}, "invalid request body: password: expected string, got integer"),
         ({"password": "x" * 1024}, "request body too large"),
         (b"{", "invalid request body"),
         (b"", "invalid request body"),

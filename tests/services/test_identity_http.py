@@ -106,7 +106,7 @@ async def test_what_cannot_be_registered(identity: IdentityWorld) -> None:
         (b"{", "invalid request body"),
         (b"not json", "invalid request body"),
         (b'{"email":"\xff"}', "invalid request body"),
-        (b'{"email":5}', "invalid request body: email: expected str, got int"),
+        (b'{"email":5}', "invalid request body: email: expected string, got integer"),
         (b"[]", "invalid request body: expected object, got array"),
         (b'{"email":"' + b"a" * 1_024 + b'"}', "request body too large"),
     ]
@@ -153,7 +153,7 @@ async def test_what_is_no_login(identity: IdentityWorld) -> None:
     for body in (b"", b"{", b"not json"):
         assert said(await identity.call("POST", "/login", body)) == (400, {"error": "invalid request body"})
     wrong = await identity.login(session="yes")
-    assert said(wrong) == (400, {"error": "invalid request body: session: expected bool, got str"})
+    assert said(wrong) == (400, {"error": "invalid request body: session: expected boolean, got string"})
     assert (await identity.call("GET", "/login")).status == 405
     assert identity.hasher.calls == []
 

@@ -120,7 +120,7 @@ async def test_routes_that_do_not_exist() -> None:
         assert (wrong.status, wrong.json) == (405, {"error": "method not allowed"})
         assert set(wrong.headers["allow"].split(", ")) == {"POST", "OPTIONS"}
         odd = await fetch(server.port, "/links/a?limit=many")
-        assert (odd.status, odd.json) == (400, {"error": "invalid request: limit: expected int, got str"})
+        assert (odd.status, odd.json) == (400, {"error": "invalid request: limit: expected integer, got string"})
 
 
 async def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +146,13 @@ async def test_an_unexpected_error_is_logged_and_not_shown(caplog: pytest.LogCap
         (b'{"url":"x","deep":' + b"[" * 900, "invalid request body"),
         (b"[]", "invalid request body: expected object, got array"),
         (b"{}", "invalid request body: object missing required field url"),
-        (b'{"url":1}', "invalid request body: url: expected str, got int"),
-        (b'{"url":null}', "invalid request body: url: expected str, got null"),
-        (b'{"url":"x","clicks":"5"}', "invalid request body: clicks: expected int, got str"),
-        (b'{"url":"x","tags":[{"name":"a"},{"name":2}]}', "invalid request body: tags[1].name: expected str, got int"),
+        (b'{"url":1}', "invalid request body: url: expected string, got integer"),
+        (b'{"url":null}', "invalid request body: url: expected string, got null"),
+        (b'{"url":"x","clicks":"5"}', "invalid request body: clicks: expected integer, got string"),
+        (
+            b'{"url":"x","tags":[{"name":"a"},{"name":2}]}',
+            "invalid request body: tags[1].name: expected string, got integer",
+        ),
     ],
 )
 async def test_a_body_that_does_not_fit_is_named(body: bytes, message: str) -> None:

@@ -145,10 +145,10 @@ def test_a_redirect_has_one_of_four_statuses(status: int) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"url": 5}, "url: expected str | null, got int"),
-        ({"url": URL, "tags": ["a", 5]}, "tags[1]: expected str, got int"),
-        ({"url": URL, "redirect_status": "301"}, "redirect_status: expected int | null, got str"),
-        ({"url": URL, "force_new": 1}, "force_new: expected bool, got int"),
+        ({"url": 5}, "url: expected string or null, got integer"),
+        ({"url": URL, "tags": ["a", 5]}, "tags[1]: expected string, got integer"),
+        ({"url": URL, "redirect_status": "301"}, "redirect_status: expected integer or null, got string"),
+        ({"url": URL, "force_new": 1}, "force_new: expected boolean, got integer"),
         (5, "a row must be a URL or an object"),
         (None, "a row must be a URL or an object"),
         ([URL], "a row must be a URL or an object"),

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -52,6 +53,8 @@ DISCONNECTED = "client disconnected prematurely"
 """Litestar's words for a client that left before the end of its body, in an error of ours."""
 
 _DOCUMENTED = "documented"
+_JSONS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", " | ": " or "}
+_PYTHONS = re.compile(r"\b(?:str|int|float|bool)\b| \| ")
 UNREADABLE = "invalid request body"
 
 
@@ -127,7 +130,7 @@ class JsonRequest(Request[Any, Any, Any]):
         try:
             return _decoder(Any if field is None else field.annotation).decode(await self.body())
         except msgspec.ValidationError as error:
-            raise Invalid(f"{UNREADABLE}: {_explain(error)}") from error
+            raise Invalid(f"{UNREADABLE}: {explain(error)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(UNREADABLE) from error
 
@@ -184,10 +187,10 @@ def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(annotation)
 
 
-def _explain(error: msgspec.ValidationError) -> str:
-    """ "Expected `str`, got `int` - at `$.url`" as "url: expected str, got int"."""
+def explain(error: msgspec.ValidationError) -> str:
+    """ "Expected `str | null`, got `int` - at `$.url`" as "url: expected string or null, got integer"."""
     what, _, where = str(error).replace("`", "").partition(" - at ")
-    what = what[:1].lower() + what[1:]
+    what = _in_words_of_json(what)
     field = where.removeprefix("$").removeprefix(".")
     return f"{field}: {what}" if field else what
 
@@ -199,8 +202,14 @@ def _explain_parameters(error: ValidationException) -> str:
     detail = error.extra[0]
     if detail.get("source") == "body":
         return UNREADABLE
-    message = str(detail.get("message", "")).replace("`", "")
-    return f"invalid request: {detail.get('key')}: {message[:1].lower()}{message[1:]}"
+    message = _in_words_of_json(str(detail.get("message", "")).replace("`", ""))
+    return f"invalid request: {detail.get('key')}: {message}"
+
+
+def _in_words_of_json(message: str) -> str:
+    if message.startswith("Expected "):
+        message = _PYTHONS.sub(lambda word: _JSONS[word[0]], message)
+    return message[:1].lower() + message[1:]
 
 
 def _ready_route(checks: Mapping[str, Check]) -> Any:

@@ -6,7 +6,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
 
 from refract.kernel.errors import Invalid
-from refract.runtime.web import UNREADABLE
+from refract.runtime.web import UNREADABLE, explain
 from refract.services.links.commands.bulk import ROWS
 from refract.services.links.domain.destinations import OwnDomains, read_destination
 from refract.services.links.domain.drafts import (
@@ -76,8 +76,8 @@ def _read_row(row: Raw) -> WishRow:
     try:
         return _ROW.decode(row)
     except ValidationError as error:
-        what, _, where = str(error).replace("`", "").partition(" - at $.")
-        return NoWish(f"{where}: {what[:1].lower()}{what[1:]}" if where else "a row must be a URL or an object")
+        is_of_a_field = " - at `$" in str(error)
+        return NoWish(explain(error) if is_of_a_field else "a row must be a URL or an object")
     except (UnicodeDecodeError, RecursionError):  # letters are looked at here only: no JSON, which is no row's fault
         raise Invalid(UNREADABLE) from None
 
