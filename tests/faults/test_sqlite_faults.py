@@ -13,6 +13,7 @@ from refract.runtime.embedded import sqlite_log
 from refract.runtime.embedded.database import EmbeddedDatabase
 from refract.runtime.ports import Database
 from refract.runtime.statements import Statement
+from refract.services.links.redirect.clicks import FLUSH_TIMEOUT
 from tests.support.waiting import eventually
 
 CREATE = Statement("create", "Makes a table.", "CREATE TABLE numbers (number INTEGER PRIMARY KEY)")
@@ -258,9 +259,9 @@ async def test_a_log_that_cannot_be_emptied_is_moved_all_the_same(
     reader.execute(ALL.sql).fetchall()
     before, attempts, empty = size_of(sqlite_file), [], sqlite_log.LogKeeper._empty
 
-    def attempt(keeper: sqlite_log.LogKeeper, connection: sqlite3.Connection, patience: int) -> None:
-        attempts.append(patience)
-        empty(keeper, connection, patience)
+    def attempt(keeper: sqlite_log.LogKeeper, connection: sqlite3.Connection) -> None:
+        attempts.append(connection)
+        empty(keeper, connection)
 
     async def tried() -> bool:
         await write_often(database, 1)
@@ -276,6 +277,32 @@ async def test_a_log_that_cannot_be_emptied_is_moved_all_the_same(
     assert await eventually(moved, timeout=20, interval=0)
     assert len(attempts) == 1
     await database.close()
+
+
+async def test_however_large_a_log_is_a_flush_of_clicks_outlasts_the_wait_for_its_readers(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "LARGEST_LOG", 1000)
+    database = await EmbeddedDatabase.open(sqlite_file)
+    said: list[str] = []
+    empty = sqlite_log.LogKeeper._empty
+
+    def listen(keeper: sqlite_log.LogKeeper, connection: sqlite3.Connection) -> None:
+        connection.set_trace_callback(said.append)
+        try:
+            empty(keeper, connection)
+        finally:
+            connection.set_trace_callback(None)
+
+    monkeypatch.setattr(sqlite_log.LogKeeper, "_empty", listen)
+    async with database.transaction() as tx:
+        for _ in range(5):
+            await tx.execute(ADD_MANY)
+    await eventually(lambda: len(said) == 3)
+    await database.close()
+    wait, emptying, _ = said
+    assert emptying == "PRAGMA wal_checkpoint(TRUNCATE)"
+    assert int(wait.removeprefix("PRAGMA busy_timeout = ")) <= FLUSH_TIMEOUT * 1000 / 4
 
 
 async def test_a_read_that_failed_holds_nothing_open(sqlite_file: Path) -> None:

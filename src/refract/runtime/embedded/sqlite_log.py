@@ -16,7 +16,8 @@ LARGEST_LOG = 64 * 1024 * 1024
 
 BUSY_MILLISECONDS = 5_000
 CHECKPOINT_MILLISECONDS = 250
-"""How long the writer waits for readers to finish, so that it can; as many times as the log is too large."""
+"""How long the writer waits for readers to finish, so that it can; no longer where the log is many times too large: it
+holds up everybody who writes, and clicks whose flush takes 2 s go to the spool."""
 
 CHECKPOINT_SHARE = 8
 """After an attempt the next one waits so many times as long as it took: those that write lose a ninth of their time at
@@ -70,7 +71,7 @@ class LogKeeper:
         with suppress(OSError, sqlite3.Error):  # the next attempt may do better
             excess = self._log.stat().st_size // LARGEST_LOG
             if now >= self._next_emptying and excess >= (LOGS_IN_A_RUSH if has_rush else 1):
-                self._empty(connection, min(BUSY_MILLISECONDS, CHECKPOINT_MILLISECONDS * excess))
+                self._empty(connection)
             elif self._nearly_moved and not has_rush:
                 self._nearly_moved = False
                 _move(connection)
@@ -93,10 +94,10 @@ class LogKeeper:
         if connection is not None:
             connection.close()
 
-    def _empty(self, connection: sqlite3.Connection, patience: int) -> None:
-        """Let the log begin anew, and wait for readers for so many milliseconds."""
+    def _empty(self, connection: sqlite3.Connection) -> None:
+        """Let the log begin anew, and wait a little for readers."""
         began = time.monotonic()
-        connection.execute(f"PRAGMA busy_timeout = {patience}")
+        connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_MILLISECONDS}")
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
