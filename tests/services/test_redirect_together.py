@@ -6,12 +6,17 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
 from ipaddress import ip_network
 
 import pytest
 
 from refract.runtime.telemetry import configure_logging
 from refract.services.links.redirect import gathering
+from refract.services.links.settings import Durability
+from tests.support.clocks import START
 from tests.support.http import Answer, Client, head
 from tests.support.redirects import RedirectWorld, redirects
 from tests.support.waiting import eventually
@@ -102,12 +107,59 @@ async def test_those_within_their_limit_are_answered_and_the_others_refused(redi
     assert len(await redirects.clicks(before)) == 3  # two of these, and the one before which they waited
 
 
+def dated(answer: Answer) -> datetime:
+    """The moment that an answer names, to the second."""
+    return parsedate_to_datetime(answer.headers["date"])
+
+
+@pytest.mark.parametrize("durability", ["commit", "async"])
+async def test_a_click_and_its_answer_are_of_their_own_moments(
+    redirects: RedirectWorld, durability: Durability
+) -> None:
+    code = await redirects.link("dated")
+    instance = await redirects.instance(durability=durability)
+    async with known_clients(instance.fast.port, code, ["X: 1"]) as [client]:
+        await eventually(redirects.clicks)
+        before = await redirects.clicks()
+        redirects.clock.advance(5.5)
+        answer = await client.get(f"/{code}", "X: 1")
+        [click] = await eventually(partial(redirects.clicks, before))
+    assert click.occurred_at == START + timedelta(seconds=5.5)
+    assert dated(answer) == START + timedelta(seconds=5)
+
+
+async def test_an_answer_has_the_date_of_its_leaving(redirects: RedirectWorld) -> None:
+    code = await redirects.link("late")
+    instance = await redirects.instance()
+    async with known_clients(instance.fast.port, code, ["X: 1"]) as [client]:
+        before = await redirects.clicks()
+        redirects.guarded.open.clear()
+        await client.send(head("GET", f"/{code}", "X: 1"))
+        await eventually(lambda: redirects.guarded.waiting)
+        redirects.clock.advance(1.5)
+        redirects.guarded.open.set()
+        answer = await client.answer()
+        [click] = await redirects.clicks(before)
+    assert click.occurred_at == START
+    assert dated(answer) == START + timedelta(seconds=1)
+
+
+async def test_who_is_refused_is_told_the_date_of_now(redirects: RedirectWorld) -> None:
+    code = await redirects.link("refused")
+    gateway = await redirects.gateway(await redirects.instance(), limit=1)
+    async with known_clients(gateway.port, code, ["X: 1"]) as [client]:
+        redirects.clock.advance(7)
+        answer = await client.get(f"/{code}", "X: 1")
+    assert answer.status == 429
+    assert dated(answer) == START + timedelta(seconds=7)
+
+
 @pytest.mark.parametrize("durability", ["commit", "async"])
 async def test_what_goes_wrong_is_an_error_and_no_click(
-    redirects: RedirectWorld, durability: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    redirects: RedirectWorld, durability: Durability, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = await redirects.link("wrong")
-    instance = await redirects.instance(durability=durability)  # type: ignore[arg-type]  # one of two words
+    instance = await redirects.instance(durability=durability)
     async with known_clients(instance.fast.port, code, ["X: 1"]) as [client]:
         await eventually(redirects.clicks)
         before = await redirects.clicks()

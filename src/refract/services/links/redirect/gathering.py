@@ -93,6 +93,7 @@ class Gathering:
         visits, self._visits = self._visits, []
         if not visits:
             return None
+        self._redirects.moment.look()  # before anybody is refused, who is told the date, too
         try:
             if self._admission is not None:
                 visits = self._admitted(self._admission, visits)
@@ -128,7 +129,6 @@ class Gathering:
             clicked.release()
 
     def _clicks_of(self, visits: list[Visit]) -> list[bytes]:
-        self._redirects.moment.look()
         moment, clicks = self._redirects.moment.part, []
         for visit, event_id in zip(visits, new_event_ids(len(visits)), strict=True):
             link, guest = visit.link, visit.guest
