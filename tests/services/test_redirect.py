@@ -12,6 +12,7 @@ from refract.kernel.errors import Unavailable
 from refract.runtime.ports import Database
 from refract.runtime.server import HttpServer
 from refract.runtime.statements import Statement
+from refract.services.links.redirect.engine import SAME_ANSWER
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.memory import VOUCHED_SECONDS
 from tests.support.clocks import START
@@ -28,6 +29,11 @@ DISABLE = Statement(
     "disable",
     "Disables a link behind everybody's back.",
     "UPDATE links SET status = 'disabled' WHERE short_code = :code",
+)
+END = Statement(
+    "end",
+    "Lets a link end behind everybody's back.",
+    "UPDATE links SET expires_at = :at, version = version + 1 WHERE short_code = :code",
 )
 over_redis = pytest.mark.parametrize("empty_location", ["distributed"], indirect=True)
 
@@ -123,11 +129,13 @@ async def test_a_client_that_stays_is_told_at_once_too(redirects: RedirectWorld)
 async def test_expiry_needs_nobody_to_sweep(redirects: RedirectWorld) -> None:
     instance = await redirects.instance()
     code = await create(redirects, instance, "mortal", expires_at=(START + timedelta(seconds=400)).isoformat())
+    assert (await both(instance, code))[0] == 301
+    assert remembers(instance, code), "it has to be L1 that knows its time"
     for _ in range(8):
         assert (await both(instance, code))[0] == 301
         redirects.clock.advance(49.9)
-    assert remembers(instance, code), "it has to be L1 that knows its time"
     assert (await both(instance, code))[0] == 301
+    assert not remembers(instance, code), "its answer is another one each second"
     redirects.clock.advance(0.8)
     assert await both(instance, code) == (410, "this link has expired")
     later = (redirects.clock.now() + timedelta(days=1)).isoformat()
@@ -208,6 +216,21 @@ async def test_what_was_seen_to_be_gone_is_not_followed_again(redirects: Redirec
     assert (await both(instance, code))[0] == 410
     redirects.guarded.fetch = away
     await _forget_copies(redirects, instance, code)
+    assert (await both(instance, code))[0] == 503
+
+
+async def test_what_was_seen_to_end_soon_is_not_followed_beyond_its_end(redirects: RedirectWorld) -> None:
+    instance = await redirects.instance()
+    code = await redirects.link("soon")
+    assert (await both(instance, code))[0] == 301
+    redirects.clock.advance(VOUCHED_SECONDS)
+    async with redirects.database.transaction() as tx:  # and nobody was told
+        await tx.execute(END, code=code, at=redirects.clock.now() + timedelta(seconds=SAME_ANSWER - 1))
+    await _forget_copies(redirects, instance, code)
+    assert (await both(instance, code))[0] == 301
+    redirects.guarded.fetch = away
+    await _forget_copies(redirects, instance, code)
+    redirects.clock.advance(SAME_ANSWER)
     assert (await both(instance, code))[0] == 503
 
 

@@ -170,6 +170,8 @@ class Redirects:
         prepared = Prepared.of(code, record, left, self.memory.lifetimes(left))
         if left is None or left >= SAME_ANSWER:
             self.memory.keep(code, prepared, ticket)
+        else:
+            self.memory.forget(code)  # what is known from before may say another end, or none, and outlive the link
         return prepared
 
     def visit_part(self, fields: Mapping[bytes, bytes], query: bytes, visitor: Visitor) -> bytes:
