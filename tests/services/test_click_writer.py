@@ -197,6 +197,30 @@ async def test_while_the_database_is_away_no_click_waits_for_it(
         assert writing.guarded.waiting == 0
 
 
+async def test_a_database_that_answers_and_takes_no_writes_is_away_until_it_takes_one(
+    writing: Writing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk, where the spool finds no room either: it can be read, so that there seems to be hope."""
+    caplog.set_level("INFO", "refract.clicks")
+    (tmp_path / "spool").touch()
+    writing.guarded.trouble = Unavailable("sqlite", "the disk is full")
+    monkeypatch.setattr(writing.guarded, "ping", writing.database.ping)
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if "clicks go to" in record.message]
+
+    async with writing.running():
+        for number in range(5):
+            await writing.follow(number)
+            await eventually(lambda: not writing.writer._away)
+        assert said() == ["clicks go to the spool"]
+        assert writing.counted("clicks_shed_total") == 5
+        writing.guarded.trouble = None
+        await writing.follow(5, 6)
+    assert said() == ["clicks go to the spool", "clicks go to the database again"]
+    assert await numbers(writing.database) == [5, 6]
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_a_flush_that_takes_too_long_goes_to_the_spool(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     writing.guarded.open.clear()

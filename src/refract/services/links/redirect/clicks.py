@@ -84,6 +84,8 @@ class ClickWriter:
         """What was taken and is not safe yet, oldest first: if whoever works on it is stopped, it is not lost."""
         self._flushing: Batch | None = None
         self._away = False
+        self._complained = False
+        """Whether it was said that clicks go to the spool, and not yet that they no longer do."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._overflow: asyncio.Task[None] | None = None
         self._overflowing: Batch | None = None
@@ -268,6 +270,7 @@ class ClickWriter:
         finally:
             if self._flushing is batch:
                 self._flushing = None
+        self._find_database()
         self._recorded.inc(len(batch.clicks))
         self._seconds.observe(self._clock.monotonic() - batch.began)
         return True
@@ -295,8 +298,9 @@ class ClickWriter:
         task.add_done_callback(self._leaving.discard)
 
     def _lose_database(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+        self._away = True
+        if not self._complained:
+            self._complained = True
             trouble = None if isinstance(error, Unavailable) else error
             logger.warning("clicks go to the spool", extra={"error": str(error)}, exc_info=trouble)
 
@@ -353,13 +357,16 @@ class ClickWriter:
             logger.info("clicks of a process that is gone found in the spool", extra={"files": adopted})
 
     async def _replay_all(self) -> None:
-        """Bring everything into the outbox, file by file; the first commit shows that the database is back."""
+        """Bring everything into the outbox, file by file; the first commit shows that the database is back.
+
+        Where there is nothing to bring, the next flush tries it: of a database on a full disk, only a commit tells.
+        """
         if self._away:  # asked first, which costs less than to read a file in vain
             async with asyncio.timeout(FLUSH_TIMEOUT):
                 await self._database.ping()
         while (segment := await asyncio.to_thread(self._spool.next_segment)) is not None:
             await self._replay(segment)
-        self._find_database()
+        self._away = False
 
     async def _replay(self, segment: Segment) -> None:
         try:
@@ -377,6 +384,7 @@ class ClickWriter:
         await asyncio.to_thread(self._spool.remove, segment)
 
     def _find_database(self) -> None:
-        if self._away:
-            self._away = False
+        self._away = False
+        if self._complained:
+            self._complained = False
             logger.info("clicks go to the database again")
