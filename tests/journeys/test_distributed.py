@@ -80,6 +80,23 @@ async def test_a_request_is_one_story_in_two_logs(stack: tuple[Stack, Path]) -> 
         assert (line["service"], line["path"], line["status"]) == (SERVICES[name].wire_name, path, 404)
 
 
+def test_redirects_are_logged_as_often_as_is_asked(environments: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    ports = {name: free_port() for name in environments}
+    asked = {"REDIRECT_LOG_SAMPLE": "0", "URL_SERVICE_URL": f"http://127.0.0.1:{ports['links']}"}
+    fresh = {name: environments[name] | asked | {"PORT": str(ports[name])} for name in ("links", "gateway")}
+    with stack_running(fresh, ports, logs=tmp_path) as started:
+        gateway = Running(started.processes["gateway"], started.address("gateway"), tmp_path)
+        for path in ("/absent", "/r/absent", "/%61bsent", "/r/%61bsent"):
+            assert gateway.get(path)[0] == 404
+        assert gateway.get("/api/urls")[0] == 401
+        started.stop()
+    told = {
+        name: {line["path"] for line in logged_in(tmp_path / f"{name}.log") if line["msg"] == "request completed"}
+        for name in fresh
+    }
+    assert {name: paths - {"/health"} for name, paths in told.items()} == {"links": set(), "gateway": {"/api/urls"}}
+
+
 def test_metrics_are_inside(stack: tuple[Stack, Path]) -> None:
     started, logs = stack
     links = Running(started.processes["links"], started.address("links"), logs)

@@ -67,6 +67,24 @@ def test_a_signal_stops_it_cleanly(instance: Running, number: signal.Signals) ->
     assert [line["msg"] for line in instance.log if line["level"] == "error"] == []
 
 
+@pytest.mark.parametrize("sample", ["0", "1"])
+def test_redirects_are_logged_as_often_as_is_asked(tmp_path: Path, port: int, sample: str) -> None:
+    address = f"http://127.0.0.1:{port}"
+    variables = {"REDIRECT_LOG_SAMPLE": sample}
+    # The second two leave the fast path, for what is escaped in them.
+    asked = {"/absent": "/absent", "/r/absent": "/r/absent", "/%61way": "/away", "/r/%61way": "/r/away"}
+    with running(
+        "serve", "--data-dir", str(tmp_path), "--port", str(port), address=address, folder=tmp_path, variables=variables
+    ) as instance:
+        for path in asked:
+            assert instance.get(path)[0] == 404
+        assert instance.get("/api/urls")[0] == 401
+        assert instance.stop() == 0
+        told = {line["path"] for line in instance.log if line["msg"] == "request completed"} - {"/health"}
+    told -= {"/revocations"}  # which the gateway asks by itself
+    assert told == {"/api/urls", *(asked.values() if sample == "1" else ())}
+
+
 def test_a_second_start_finds_the_data_again(instance: Running, tmp_path: Path, port: int) -> None:
     data = tmp_path / "data"
     secrets = (data / "secrets.json").read_bytes()
