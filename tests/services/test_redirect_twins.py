@@ -142,6 +142,10 @@ async def test_the_fast_path_needs_no_application(twins: Twins) -> None:
                     for tail in ("", "?a=b"):
                         answered = await fetch(server.port, f"{prefix}{code}{tail}", method=method)
                         assert answered.status == EXPECTED.get(name, 301), (prefix, name)
+        for names in ("keep-alive", "Close", "close, accept"):
+            answered = await fetch(server.port, f"/{twins.codes['302']}", f"Connection: {names}")
+            # What a proxy takes away is for the application, and links' own port has no proxy behind it.
+            assert answered.status == (500 if twins.prefixes != ("/",) and "," in names else 302), names
 
 
 async def test_every_kind_of_link(twins: Twins) -> None:
@@ -307,6 +311,22 @@ async def test_what_is_said_again(twins: Twins) -> None:
     for number, (fast_click, slow_click) in enumerate(zip(*clicks, strict=True)):
         assert fast_click == slow_click, number
     assert len(clicks[0]) > 30
+
+
+@pytest.mark.parametrize("names", [b"keep-alive", b"keep-alive, User-Agent"])
+async def test_a_head_that_was_refused_teaches_nothing_that_a_proxy_takes_away(twins: Twins, names: bytes) -> None:
+    """The gateway says no to a stranger from the same callback, and the head is learnt from that, too."""
+    fields = (b"User-Agent: a", b"Connection: " + names)
+    parts = [asked(target, *fields) for target in ("/api/urls", "/api/urls", f"/{twins.codes['302']}")]
+    answers, agents = [], []
+    for server in (twins.fast, twins.slow):
+        before = await twins.world.clicks()
+        answers.append([without_rest(masked(answer)) for answer in await converse(server, parts)])
+        agents.append([click.user_agent for click in await twins.world.clicks(before)])
+    assert answers[0] == answers[1]
+    assert answers[0][-1].startswith(b"HTTP/1.1 302")
+    is_taken_away = twins.prefixes != ("/",) and names != b"keep-alive"
+    assert agents == [[""]] * 2 if is_taken_away else [["a"]] * 2
 
 
 async def test_a_body_that_looks_like_a_head_teaches_nothing(twins: Twins) -> None:
