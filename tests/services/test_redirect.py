@@ -14,7 +14,7 @@ from refract.runtime.server import HttpServer
 from refract.runtime.statements import Statement
 from refract.services.links.redirect.engine import SAME_ANSWER
 from refract.services.links.redirect.fast import FastRedirect
-from refract.services.links.redirect.memory import VOUCHED_SECONDS
+from refract.services.links.redirect.memory import FRESH_SECONDS, VOUCHED_SECONDS
 from tests.support.clocks import START
 from tests.support.databases import Location
 from tests.support.http import Answer, Client, fetch
@@ -140,6 +140,16 @@ async def test_expiry_needs_nobody_to_sweep(redirects: RedirectWorld) -> None:
     assert await both(instance, code) == (410, "this link has expired")
     later = (redirects.clock.now() + timedelta(days=1)).isoformat()
     assert (await redirects.manage(instance, "PATCH", f"/urls/{code}", {"expires_at": later})).status in {200, 409}
+
+
+async def test_a_clock_that_is_set_forward_ends_links_within_a_minute(redirects: RedirectWorld) -> None:
+    instance = await redirects.instance()
+    code = await redirects.link("overslept", expires_at=START + timedelta(seconds=400))
+    assert (await told(instance.fast, code))[0] == 301
+    redirects.clock.set_forward(500)
+    assert (await told(instance.fast, code))[0] == 301, "it is remembered by durations"
+    redirects.clock.advance(FRESH_SECONDS)
+    assert await both(instance, code) == (410, "this link has expired")
 
 
 async def test_an_earlier_expiry_counts_at_once(redirects: RedirectWorld) -> None:

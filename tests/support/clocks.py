@@ -6,7 +6,7 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class ManualClock:
-    """Moments and durations move together, and only when told to."""
+    """Moments and durations move together but where the clock is set, and only when told to."""
 
     def __init__(self, start: datetime = START) -> None:
         self._microseconds = round(start.timestamp() * 1_000_000)
@@ -25,3 +25,7 @@ class ManualClock:
         """Let time pass, to the microsecond."""
         self._microseconds += round(seconds * 1_000_000)
         self._passed += round(seconds * 1_000_000)
+
+    def set_forward(self, seconds: float) -> None:
+        """Somebody sets the clock, or wakes a machine that slept: no time has passed for durations."""
+        self._microseconds += round(seconds * 1_000_000)
