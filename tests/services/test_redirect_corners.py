@@ -15,6 +15,7 @@ from refract.runtime.messages import Message
 from refract.runtime.migrations import migrate
 from refract.runtime.ports import Database
 from refract.services.links.redirect import lookup as lookup_module
+from refract.services.links.redirect.answers import accepts_pages
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
 from refract.services.links.redirect.memory import ABSENT_SECONDS
@@ -69,6 +70,24 @@ def test_long_words_of_a_client_are_not_remembered() -> None:
 @pytest.mark.parametrize(("peer", "trusted"), [("10.0.0.1", True), ("10.1.0.1", False), ("unix", False)])
 def test_whose_word_counts(peer: str, trusted: bool) -> None:
     assert ClientAddresses([ip_network("10.0.0.0/16")]).trusts(peer) is trusted
+
+
+@pytest.mark.parametrize(
+    ("accept", "wants_page"),
+    [
+        (b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", True),
+        (b"application/json, Text/HTML", True),
+        (b"application/json;q=0,text/html;level=1;q=0.001", True),
+        (b"text/html;q=0", False),
+        (b"application/json, TEXT/HTML ; Q=0.000 ;x=y, */*;q=0.1", False),
+        (b"*/*", False),
+        (b"application/json", False),
+        (b"text/htmlx", False),
+        (b"", False),
+    ],
+)
+def test_who_asks_for_a_page(accept: bytes, wants_page: bool) -> None:
+    assert accepts_pages(accept) is wants_page
 
 
 async def test_a_copy_from_before_a_change_is_a_miss(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

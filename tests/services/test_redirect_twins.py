@@ -116,6 +116,7 @@ HEADERS = (
     (),
     (b"Accept: text/html,application/xhtml+xml;q=0.9,*/*;q=0.8",),
     (b"Accept: application/json",),
+    (b"Accept: text/html;q=0, */*",),
     (b"ACCEPT: Text/HTML", b"X-Correlation-ID: trace-1"),
     (b"X-Correlation-ID: a b",),
     (b"X-Correlation-ID: " + b"x" * 129,),

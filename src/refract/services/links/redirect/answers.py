@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -18,6 +19,7 @@ from refract.services.links.redirect.records import LinkRecord
 MAX_AGE = 90
 """Seconds a browser may keep a redirect: clicks stay countable and destinations editable (decision 13)."""
 
+_NOT_AT_ALL = re.compile(rb"\s*q=0(\.0*)?\s*")
 _STYLE = "body{font:1rem/1.5 system-ui,sans-serif;margin:20vh auto;max-width:30rem;padding:0 1rem;text-align:center}"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest())
 _PAGE = (
@@ -84,8 +86,14 @@ def unavailable(*, wants_page: bool) -> Answer:
 
 
 def accepts_pages(accept: bytes) -> bool:
-    """Whether a client asks for HTML by name, as browsers do and command lines do not."""
-    return b"text/html" in accept.lower()
+    """Whether a client asks for HTML by name, as browsers do and command lines do not; with `q=0` it asks for none."""
+    if b"text/html" not in (accept := accept.lower()):
+        return False  # the usual case of a flood
+    for accepted in accept.split(b","):
+        kind, *parameters = accepted.split(b";")
+        if kind.strip() == b"text/html":
+            return not any(_NOT_AT_ALL.fullmatch(parameter) for parameter in parameters)
+    return False
 
 
 def _failing(error: RefractError, *, wants_page: bool) -> Answer:
