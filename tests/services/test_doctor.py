@@ -220,6 +220,20 @@ async def test_a_data_directory_that_is_a_file_is_found(tmp_path: Path) -> None:
     assert found["data"].endswith("is not a directory")
 
 
+async def test_a_spool_that_no_click_could_wait_in_is_found(data: Path, tmp_path: Path) -> None:
+    _, well = await ask("--data-dir", str(data))
+    assert well["click spool"] == f"ok: {data / 'spool'} does not exist yet; it is made for the first click that waits"
+    (tmp_path / "file").write_text("")
+    before = contents(data)
+    status, found = await ask("--data-dir", str(data), variables={"CLICK_SPOOL_DIR": str(tmp_path / "file" / "spool")})
+    assert (status, wrong(found)) == (1, ["click spool"])
+    assert (
+        f'"{tmp_path / "file" / "spool"}" cannot be used: {tmp_path / "file"} is no directory' in found["click spool"]
+    )
+    assert found["click spool"].endswith("check CLICK_SPOOL_DIR")
+    assert contents(data) == before
+
+
 async def test_another_program_in_the_place_of_the_instance_is_found(data: Path, neighbour: TestServer) -> None:
     directory = DataDirectory(data)
     directory.lock()
@@ -258,13 +272,16 @@ async def test_what_a_service_needs_is_found(fresh_database: str, rabbitmq_url: 
     assert f" at amqp://{urlsplit(rabbitmq_url).hostname}:{urlsplit(rabbitmq_url).port}/" in well["rabbitmq"]
     assert f"at {redis_address}" in well["redis"]
 
+    assert well["click spool"].startswith(f"ok: {Path.cwd() / 'spool'}")
+
     away = {
+        "CLICK_SPOOL_DIR": "/dev/null",
         "DATABASE_DSN": "postgres://user:hunter2@127.0.0.1:9/links",
         "RABBITMQ_URL": "amqp://user:hunter2@127.0.0.1:9/",
         "REDIS_ADDR": "127.0.0.1:9",
     }
     status, ill = await ask(variables=variables | away)
-    assert (status, wrong(ill)) == (1, ["database", "schema", "redis", "rabbitmq"])
+    assert (status, wrong(ill)) == (1, ["click spool", "database", "schema", "redis", "rabbitmq"])
     assert "hunter2" not in str(ill)
 
     status, lost = await ask(variables=variables | {"PORT": "http"})
@@ -319,6 +336,7 @@ async def test_a_user_service_that_cannot_tell_its_clients_apart_is_found() -> N
         "REDIS_ADDR": "127.0.0.1:9",
     }
     incomplete = (await ask(variables=variables))[1]
+    assert "click spool" not in incomplete
     assert incomplete["settings"] == 'wrong: required environment variable "BASE_URL" is not set'
     variables["BASE_URL"] = "https://sho.rt"
     blind = (await ask(variables=variables))[1]

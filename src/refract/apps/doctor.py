@@ -34,6 +34,8 @@ from refract.runtime.statements import Statement
 from refract.services.gateway.api import PORT, WIRE_NAME
 from refract.services.gateway.settings import GatewaySettings, LimitSettings
 from refract.services.identity.api import NAME as IDENTITY
+from refract.services.links.api import NAME as LINKS
+from refract.services.links.redirect.spool import Spool
 
 SCARCE_BYTES = 1024**3
 HEALTH_BYTES = 4096
@@ -73,6 +75,7 @@ async def _examine_embedded(environment: Environment, directory: DataDirectory) 
     yield await _checked("data", partial(_data, directory))
     yield await _checked("secrets", partial(_secrets, directory))
     yield await _checked("settings", partial(_embedded_settings, environment))
+    yield await _checked("click spool", partial(_click_spool, environment, directory.spool))
     for name, entry in SERVICES.items():
         if entry.has_database:
             yield await _checked(f"database of {name}", partial(_sqlite_database, name, directory.database(name)))
@@ -97,6 +100,8 @@ async def _examine_service(environment: Environment, entry: ServiceEntry) -> Asy
     if entry.name == IDENTITY and not process.trusted_proxies:
         words = "TRUSTED_PROXIES is not set: everybody's failed logins count as the gateway's, which is then shut out"
         yield Finding(ok=False, subject="proxies", words=words)
+    if entry.name == LINKS:
+        yield await _checked("click spool", partial(_click_spool, environment, Path("spool")))
     if engines.database_dsn is not None:
         yield await _checked("database", partial(_postgresql, engines.database_dsn))
         yield await _checked("schema", partial(_postgresql_revision, entry.name, engines.database_dsn))
@@ -114,6 +119,22 @@ async def _examine_service(environment: Environment, entry: ServiceEntry) -> Asy
 def _targets(environment: Environment) -> Mapping[str, str]:
     LimitSettings.from_environment(environment)
     return GatewaySettings.from_environment(environment).urls
+
+
+async def _click_spool(environment: Environment, default: Path) -> str:
+    """Where clicks wait while the database is away. The service starts without it, and says so once in its log."""
+    place = Path(environment.text("CLICK_SPOOL_DIR", str(default)))
+    return await asyncio.to_thread(_look_at_spool, place)
+
+
+def _look_at_spool(place: Path) -> str:
+    path = place.absolute()
+    try:
+        Spool(path, limit_bytes=0).check()
+    except OSError as error:
+        words = f"{error}; no click is kept while the database is away; check CLICK_SPOOL_DIR"
+        raise Misconfigured(f'click spool "{path}" cannot be used: {words}') from None
+    return str(path) if _exists(path) else f"{path} does not exist yet; it is made for the first click that waits"
 
 
 async def _checked(subject: str, look: Callable[[], Awaitable[str]]) -> Finding:
