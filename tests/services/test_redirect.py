@@ -129,13 +129,11 @@ async def test_a_client_that_stays_is_told_at_once_too(redirects: RedirectWorld)
 async def test_expiry_needs_nobody_to_sweep(redirects: RedirectWorld) -> None:
     instance = await redirects.instance()
     code = await create(redirects, instance, "mortal", expires_at=(START + timedelta(seconds=400)).isoformat())
-    assert (await both(instance, code))[0] == 301
-    assert remembers(instance, code), "it has to be L1 that knows its time"
     for _ in range(8):
         assert (await both(instance, code))[0] == 301
         redirects.clock.advance(49.9)
+    assert remembers(instance, code), "it has to be L1 that knows its time"
     assert (await both(instance, code))[0] == 301
-    assert not remembers(instance, code), "its answer is another one each second"
     redirects.clock.advance(0.8)
     assert await both(instance, code) == (410, "this link has expired")
     later = (redirects.clock.now() + timedelta(days=1)).isoformat()

@@ -171,7 +171,9 @@ class Redirects:
         if left is None or left >= SAME_ANSWER:
             self.memory.keep(code, prepared, ticket)
         else:
-            self.memory.forget(code)  # what is known from before may say another end, or none, and outlive the link
+            known = self.memory.stale(code)
+            if known is not None and known.order != record.order:
+                self.memory.forget(code)  # it may say another end, or none, and outlive the link
         return prepared
 
     def visit_part(self, fields: Mapping[bytes, bytes], query: bytes, visitor: Visitor) -> bytes:
