@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from refract.apps.directory import SERVICES
+from refract.apps.schema_words import Document, in_words, reference_of, references_in
 from refract.services.gateway.api import ROUTES, Route
-
-Document = Mapping[str, Any]
 
 _INTRODUCTION = """\
 # API
@@ -29,6 +28,21 @@ _TOKENS = {
     "required": "yes",
     "administrator": "an administrator's",
 }
+
+
+class _Markdown:
+    """How this page writes what stands out from its text."""
+
+    def code(self, text: str) -> str:
+        """A value or a name as a program has it."""
+        return f"`{text}`"
+
+    def record(self, name: str) -> str:
+        """A link to where a record is described."""
+        return f"[{name}](#{_anchor(name)})"
+
+
+MARKDOWN = _Markdown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ def render_page(documents: Mapping[str, Document]) -> str:
         blocks.append(f"## {name}\n\n`{SERVICES[name].wire_name}`, described by [{name}.json]({name}.json).\n")
         blocks.append(_overview(operations))
         blocks += [_section(operation, schemas) for operation in operations]
-        shown = {_reference(content["schema"]) for operation in operations for content in operation.bodies}
+        shown = {reference_of(content["schema"]) for operation in operations for content in operation.bodies}
+        shown -= set(references_in(schemas))  # a link from another record has to lead somewhere
         records = [(title, schema) for title, schema in sorted(schemas.items()) if title not in shown]
         if records:
             blocks.append(f"### Records of {name}\n")
@@ -113,7 +128,7 @@ def _section(operation: Operation, schemas: Mapping[str, Document]) -> str:
         (
             f"`{each['name']}`",
             each["in"],
-            _type(each.get("schema", {})),
+            in_words(each.get("schema", {}), MARKDOWN),
             "yes" if each.get("required") else "",
             _cell(each.get("description", "")),
         )
@@ -122,9 +137,9 @@ def _section(operation: Operation, schemas: Mapping[str, Document]) -> str:
     if parameters:
         parts.append(_table(("parameter", "in", "type", "required", ""), parameters))
     for content in operation.bodies:
-        reference = _reference(content["schema"])
+        reference = reference_of(content["schema"])
         parts.append("The body:\n")
-        parts.append(_fields(schemas[reference]) if reference else f"{_type(content['schema'])}\n")
+        parts.append(_fields(schemas[reference]) if reference else f"{in_words(content['schema'], MARKDOWN)}\n")
         parts += [_example(example) for example in content["schema"].get("examples", ())]
     answers = [
         (status, _answered(answer), _cell(answer.get("description", "")))
@@ -154,7 +169,7 @@ def _answered(answer: Document) -> str:
     kinds = []
     for media_type, content in sorted(answer.get("content", {}).items()):
         schema = content.get("schema", {})
-        kinds.append(_type(schema) if media_type == "application/json" else f"`{media_type}`")
+        kinds.append(in_words(schema, MARKDOWN) if media_type == "application/json" else f"`{media_type}`")
     return " or ".join(kinds)
 
 
@@ -162,63 +177,17 @@ def _record(title: str, schema: Document) -> str:
     parts = [f"#### {title}\n"]
     if "description" in schema:
         parts.append(f"{schema['description']}\n")
-    parts.append(_fields(schema) if schema.get("properties") else f"{_type(schema)}\n")
+    parts.append(_fields(schema) if schema.get("properties") else f"{in_words(schema, MARKDOWN)}\n")
     return "\n".join(parts)
 
 
 def _fields(schema: Document) -> str:
     required = schema.get("required", ())
     rows = [
-        (f"`{name}`", _type(field), "yes" if name in required else "", _cell(field.get("description", "")))
+        (f"`{name}`", in_words(field, MARKDOWN), "yes" if name in required else "", _cell(field.get("description", "")))
         for name, field in schema.get("properties", {}).items()
     ]
     return _table(("field", "type", "required", ""), rows)
-
-
-def _reference(schema: Document) -> str | None:
-    """The name of the record that a schema stands for."""
-    (inner,) = schema["allOf"] if len(schema.get("allOf", ())) == 1 else (schema,)
-    reference: str | None = inner.get("$ref")
-    return reference and reference.rpartition("/")[2]
-
-
-def _type(schema: Document) -> str:
-    """A schema in a few words."""
-    name = _reference(schema)
-    if name:
-        return f"[{name}](#{_anchor(name)})"
-    choices = schema.get("oneOf") or schema.get("anyOf")
-    if choices:
-        return " or ".join(_type(choice) for choice in choices)
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"]) + _default(schema)
-    kind = str(schema.get("type", "anything"))
-    if kind == "array":
-        words = f"list of {_type(schema.get('items', {}))}"
-    elif "format" in schema:
-        words = f"{kind} ({schema['format']})"
-    else:
-        words = kind
-    return f"{words}{_bounds(schema)}"
-
-
-def _bounds(schema: Document) -> str:
-    words = ""
-    for low, high, unit in (("minimum", "maximum", ""), ("minLength", "maxLength", " characters")):
-        if low in schema and high in schema:
-            words += f", {schema[low]} to {schema[high]}{unit}"
-        elif low in schema:
-            words += f", from {schema[low]}{unit}"
-        elif high in schema:
-            words += f", up to {schema[high]}{unit}"
-    return words + _default(schema)
-
-
-def _default(schema: Document) -> str:
-    default = schema.get("default")
-    if default is None or default == "":
-        return ""
-    return f"; `{default if isinstance(default, str) else json.dumps(default)}` by default"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

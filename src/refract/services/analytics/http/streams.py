@@ -96,6 +96,7 @@ def live_routes(reader: Reader, watch: LiveWatch, clock: Clock) -> list[Any]:
         "/stats/{code:str}/live",
         http_method=READING,
         summary="Watch a link",
+        response_description="The stream.",
         description="Server-sent events: the totals of a link at once, and within a second of every change. A stream "
         "ends after an hour, or with its token or key.",
         tags=TAGS,

@@ -156,6 +156,7 @@ def key_routes(keys: Keys, queries: KeyQueries, clock: Clock) -> list[Any]:
         "/keys/{id:str}",
         status_code=204,
         summary="Revoke an API key",
+        response_description="The key is revoked.",
         description=(
             "It is refused everywhere within a second, or within 60 where there is no broker or it is away. "
             "Again is no error."

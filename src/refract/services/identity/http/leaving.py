@@ -49,6 +49,7 @@ def leaving_routes(leaving: Leaving, changing: ChangingPassword, deleting: Delet
         "/logout",
         status_code=204,
         summary="Sign out",
+        response_description="Signed out.",
         description="The token is dead everywhere within a second, and the cookie of a session is over.",
         tags=TAGS,
         responses=errors(401),
@@ -62,6 +63,7 @@ def leaving_routes(leaving: Leaving, changing: ChangingPassword, deleting: Delet
         "/password",
         status_code=204,
         summary="Change the password",
+        response_description="The password is changed.",
         description="Every token of before is dead, this one too. After 10 wrong `current`, it is 429.",
         tags=TAGS,
         responses=errors(400, 401, 429) | {403: error("`current` is not the password.", WrongPassword.message)},
@@ -77,6 +79,7 @@ def leaving_routes(leaving: Leaving, changing: ChangingPassword, deleting: Delet
         "/me",
         status_code=204,
         summary="Delete the account",
+        response_description="The account is deleted.",
         description=(
             "For good: every token is dead within a second, links stop, notifications and preferences are gone, and "
             "the address is free again. Counts stay, and are nobody's. After 10 wrong passwords, it is 429."

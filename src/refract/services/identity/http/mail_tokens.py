@@ -51,6 +51,7 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
         "/verify",
         status_code=204,
         summary="Verify an email address",
+        response_description="The address is verified.",
         description="With the token of the mail, which is good for 24 hours. The same token again is no error.",
         tags=TAGS,
         responses=errors(400) | {400: NO_TOKEN},
@@ -63,6 +64,7 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
         "/reset",
         status_code=204,
         summary="Ask for a new password",
+        response_description="The mail is on its way, if there is such an account.",
         description=(
             "If the address has an account, a mail goes there with a token; the answer does not tell. A mailbox gets "
             "3 of them an hour and no more; one client address may ask 20 times an hour."
@@ -79,6 +81,7 @@ def mail_token_routes(verifying: Verifying, asking: AskingForReset, resetting: R
         "/reset/confirm",
         status_code=204,
         summary="Set a new password",
+        response_description="The new password is set.",
         description=(
             "With the token of the mail, which is good for an hour and for once. Whoever was signed in is signed out."
         ),

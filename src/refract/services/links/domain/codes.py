@@ -26,7 +26,8 @@ RESERVED: frozenset[str] = _NAMES_KEPT_BACK | reserved_words()
 """What no code may be: those names, and every word of the route tables that stands where a code could."""
 
 _RESERVED_IN_LOWER_CASE = frozenset(word.lower() for word in RESERVED)
-_ALIAS = re.compile(r"[A-Za-z0-9-]{3,50}")
+ALIAS_PATTERN = "[A-Za-z0-9-]{3,50}"
+_ALIAS = re.compile(ALIAS_PATTERN)
 _CODES = len(ALPHABET) ** CODE_LENGTH
 
 

@@ -4,13 +4,24 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import msgspec
+from msgspec import Meta
 
 from refract.kernel.errors import Invalid, Kind, RefractError
 from refract.services.links.domain.codes import check_alias
 from refract.services.links.domain.destinations import Destination, OwnDomains, read_destination
+from refract.services.links.domain.fields import (
+    Alias,
+    Expiry,
+    Notes,
+    StatsPublic,
+    Tags,
+    Title,
+    WantedRedirectStatus,
+    WantedUrl,
+)
 from refract.services.links.domain.link import NOTES_LENGTH, REDIRECT_STATUSES, TAG_LENGTH, TAGS, TITLE_LENGTH
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -38,15 +49,15 @@ class NoWish(msgspec.Struct, frozen=True):
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """A request to shorten, unchecked but for its types."""
 
-    url: str | None = None
-    custom_code: str | None = None
-    expires_at: str | None = None
-    title: str | None = None
-    notes: str | None = None
-    tags: list[str] | None = None
-    redirect_status: int | None = None
-    stats_public: bool | None = None
-    force_new: bool = False
+    url: WantedUrl = None
+    custom_code: Alias | None = None
+    expires_at: Expiry | None = None
+    title: Title | None = None
+    notes: Notes | None = None
+    tags: Tags | None = None
+    redirect_status: WantedRedirectStatus = None
+    stats_public: StatsPublic | None = None
+    force_new: Annotated[bool, Meta(description="Whether to make another link where one stands for the URL.")] = False
 
     @property
     def describes(self) -> bool:

@@ -1,6 +1,7 @@
 """What clients send to change links, and how it is read."""
 
 from datetime import datetime
+from typing import Annotated
 
 from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
 from msgspec.json import Decoder
@@ -8,6 +9,7 @@ from msgspec.json import Decoder
 from refract.kernel.errors import Invalid
 from refract.runtime.web import UNREADABLE, explain
 from refract.services.links.commands.bulk import ROWS
+from refract.services.links.domain import fields
 from refract.services.links.domain.destinations import OwnDomains, read_destination
 from refract.services.links.domain.drafts import (
     NoWish,
@@ -20,6 +22,7 @@ from refract.services.links.domain.drafts import (
     checked_title,
 )
 from refract.services.links.domain.link import Change, Status
+from refract.services.links.http.describing import BULK_ROWS
 
 LINK_BYTES = 64 * 1024
 """The longest texts that a link may have take 52 KB where each letter is sent as two escapes."""
@@ -30,14 +33,14 @@ _ROW: Decoder[str | Wish] = Decoder(str | Wish)
 class ChangeBody(Struct, frozen=True, kw_only=True):
     """What is to be different about a link; what is left out stays, and an expiry of null is taken away."""
 
-    url: str | UnsetType = UNSET
-    title: str | UnsetType = UNSET
-    notes: str | UnsetType = UNSET
-    tags: list[str] | UnsetType = UNSET
-    expires_at: str | UnsetType | None = UNSET
-    status: str | UnsetType = UNSET
-    redirect_status: int | UnsetType = UNSET
-    stats_public: bool | UnsetType = UNSET
+    url: fields.Url | UnsetType = UNSET
+    title: fields.Title | UnsetType = UNSET
+    notes: fields.Notes | UnsetType = UNSET
+    tags: fields.Tags | UnsetType = UNSET
+    expires_at: fields.Expiry | UnsetType | None = UNSET
+    status: fields.SetStatus | UnsetType = UNSET
+    redirect_status: fields.RedirectStatus | UnsetType = UNSET
+    stats_public: fields.StatsPublic | UnsetType = UNSET
 
 
 class BulkBody(Struct, frozen=True, kw_only=True):
@@ -47,7 +50,7 @@ class BulkBody(Struct, frozen=True, kw_only=True):
     redirect of the process would wait.
     """
 
-    urls: list[Raw]
+    urls: Annotated[list[Raw], BULK_ROWS]
 
 
 def read_rows(body: BulkBody) -> list[WishRow]:

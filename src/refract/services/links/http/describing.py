@@ -2,7 +2,12 @@
 
 from typing import Any
 
+from msgspec import Meta
+
 from refract.runtime.describing import Errors
+from refract.services.links.commands.bulk import ROWS
+from refract.services.links.domain.destinations import URL_LENGTH
+from refract.services.links.domain.drafts import Wish
 
 TAGS = ["links"]
 
@@ -23,6 +28,17 @@ LINK: dict[str, Any] = {
     "total_clicks": 42,
     "last_clicked_at": "2026-03-02T08:15:00Z",
 }
+
+_ROW = {
+    "oneOf": [
+        {"type": "string", "minLength": 1, "maxLength": URL_LENGTH},
+        {"$ref": f"#/components/schemas/{Wish.__name__}"},  # described where one link is made
+    ]
+}
+BULK_ROWS = Meta(
+    description="Each a URL, or an object with the fields of a request to shorten one.",
+    extra_json_schema={"extra": {"minItems": 1, "maxItems": ROWS, "items": _ROW}},
+)
 
 _MEANINGS = {
     400: ("The request is wrong; the message says what.", "invalid request body"),

@@ -86,6 +86,7 @@ def changing_routes(managing: Managing, views: LinkViews, own: OwnDomains, clock
     @delete(
         "/urls/{code:str}",
         summary="Delete a link",
+        response_description="The link is deleted.",
         description="For good: it redirects no more, and its code is never handed out again. Again is no error.",
         tags=TAGS,
         responses=errors(400, 403, 404),
@@ -109,6 +110,7 @@ def _picture_route(queries: LinkQueries, name: str, media_type: str, render: Cal
         f"/urls/{{code:str}}/qr.{name}",
         http_method=READING,
         summary=f"QR code as {name.upper()}",
+        response_description="The picture.",
         description="A picture of the short URL, for the owner of the link.",
         tags=TAGS,
         media_type=media_type,

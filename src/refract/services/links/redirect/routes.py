@@ -1,10 +1,12 @@
 """The slow twin of the fast path: the same redirect as a route of the application."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from litestar import Request, route
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath
+from litestar.openapi.spec import OpenAPIResponse, Operation
+from litestar.params import PathParameter
 from litestar.types import ASGIApp
 from msgspec import Struct
 
@@ -13,11 +15,26 @@ from refract.services.links.redirect.engine import Redirects
 REDIRECT_PATH = "/{code}"
 """What the route is called in metrics and by whoever wants fewer of its log lines."""
 
+Code = Annotated[str, PathParameter(description="The short code of a link.", schema_extra={"maxLength": 50})]
+
 
 class Refusal(Struct, frozen=True):
     """Why there is no redirect; a browser gets a small page instead."""
 
     error: str
+
+
+@dataclass
+class FollowOperation(Operation):
+    """A redirect as it is: without a body, and without the answer to a wrong parameter, since any code may be asked."""
+
+    def __post_init__(self) -> None:
+        """Correct what is concluded from the handler."""
+        assert self.responses is not None
+        self.responses = {status: answer for status, answer in self.responses.items() if status != "400"}
+        followed = self.responses["301"]
+        assert isinstance(followed, OpenAPIResponse)
+        followed.content = None
 
 
 def redirect_route(redirects: Redirects) -> Any:
@@ -28,9 +45,10 @@ def redirect_route(redirects: Redirects) -> Any:
         http_method=["GET", "HEAD"],
         status_code=301,
         summary="Follow a short link",
+        description="The click is counted, and the visitor sent on. A browser gets a small page where that cannot be.",
         tags=["redirect"],
         response_description="Where the link leads: 301, or the status that its owner chose.",
-        raises=[],
+        operation_class=FollowOperation,
         responses={
             404: ResponseSpec(Refusal, description="There is no such link.", generate_examples=False),
             410: ResponseSpec(
@@ -40,7 +58,7 @@ def redirect_route(redirects: Redirects) -> Any:
             503: ResponseSpec(Refusal, description="Nobody can tell at the moment.", generate_examples=False),
         },
     )
-    async def follow(request: Request[Any, Any, Any], code: FromPath[str]) -> ASGIApp:
+    async def follow(request: Request[Any, Any, Any], code: Code) -> ASGIApp:
         scope = request.scope
         return await redirects.answer(
             scope["method"].encode(),

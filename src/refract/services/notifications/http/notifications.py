@@ -58,6 +58,7 @@ def notification_routes(queries: NotificationQueries, reading: Reading) -> list[
         "/notifications/{id:str}/read",
         status_code=204,
         summary="Mark as read",
+        response_description="It is read.",
         description="One notification, or with `all` for its id everything that is there by now. Again is no error.",
         tags=TAGS,
         responses=errors(400, 403, 404),
