@@ -61,8 +61,8 @@ bench-redirect: $(DEV) ## Measure redirects of an embedded instance beside nginx
 faults: $(DEV) ## Run the full fault and load tests; takes minutes
 	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests -m full $(ARGS)
 
-api: $(DEV) ## Write docs/api anew from the code
-	$(BIN)/python -m refract.apps.api_documents docs/api
+api: $(DEV) ## Write docs/api, and what the gateway serves of it, anew from the code
+	$(BIN)/python -m refract.apps.api_documents docs/api src/refract/services/gateway/http/served
 
 lock: $(DEV) ## Write both lock files anew from pyproject.toml, for every Python from 3.11 on
 	$(LOCK) $(ARGS) --extra build --output-file requirements.lock

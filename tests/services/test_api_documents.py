@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import msgspec
 import pytest
 import uvloop
 
-from refract.apps.api_documents import generate, write
-from refract.apps.api_page import render_page
+from refract.apps.api_documents import PUBLIC, Generated, generate, write
+from refract.apps.api_page import MARKDOWN, render_page
+from refract.apps.schema_words import in_words
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "api"
+SERVED = ROOT / "src" / "refract" / "services" / "gateway" / "http" / "served"
 METHODS = ("get", "post", "put", "patch", "delete")
 
 DOCUMENT: dict[str, Any] = {
@@ -82,19 +86,28 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
+def texts_in(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()} if folder.exists() else {}
+
+
 @pytest.fixture(scope="module")
-def generated() -> dict[str, str]:
+def everything() -> Generated:
     return uvloop.run(generate())
 
 
-def test_the_documents_are_what_the_code_generates(generated: dict[str, str]) -> None:
-    there = {path.name: path.read_text() for path in FOLDER.iterdir()} if FOLDER.exists() else {}
-    assert there == generated, "docs/api is out of date: run `make api`"
+@pytest.fixture(scope="module")
+def generated(everything: Generated) -> Mapping[str, str]:
+    return everything.described
 
 
-def test_the_documents_are_the_same_every_time(generated: dict[str, str], tmp_path: Path) -> None:
+def test_the_documents_are_what_the_code_generates(everything: Generated) -> None:
+    assert texts_in(FOLDER) == everything.described, "docs/api is out of date: run `make api`"
+    assert texts_in(SERVED) == everything.served, "what the gateway serves is out of date: run `make api`"
+
+
+def test_the_documents_are_the_same_every_time(everything: Generated, tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "refract.apps.api_documents", str(tmp_path / "api")],
+        [sys.executable, "-m", "refract.apps.api_documents", str(tmp_path / "api"), str(tmp_path / "served")],
         env={**os.environ, "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,
@@ -102,22 +115,32 @@ def test_the_documents_are_the_same_every_time(generated: dict[str, str], tmp_pa
         timeout=100,
     )
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
-    assert {path.name: path.read_text() for path in (tmp_path / "api").iterdir()} == generated
+    assert texts_in(tmp_path / "api") == everything.described
+    assert texts_in(tmp_path / "served") == everything.served
 
 
-def test_only_services_with_routes_have_a_document(generated: dict[str, str]) -> None:
+def test_nothing_is_left_that_a_library_says_of_statuses(everything: Generated) -> None:
+    """Litestar describes an answer that nobody has described in the words of Python, and errors in its own."""
+    of_python = {status.description for status in HTTPStatus if status.description}
+    assert "Request fulfilled, document follows" in of_python
+    for name, text in {**everything.described, **everything.served}.items():
+        for words in of_python | {"Validation Exception", "Additional information"}:
+            assert words not in text, f"{name} says: {words}"
+
+
+def test_only_services_with_routes_have_a_document(generated: Mapping[str, str]) -> None:
     assert "links.json" in generated
     for name, text in generated.items():
-        if name.endswith(".json"):
+        if name.endswith(".json") and name != PUBLIC:
             paths = msgspec.json.decode(text)["paths"]
             assert paths
             assert not paths.keys() & {"/health", "/ready", "/metrics"}
 
 
-def test_the_page_has_every_operation(generated: dict[str, str]) -> None:
+def test_the_page_has_every_operation(generated: Mapping[str, str]) -> None:
     page = generated["README.md"]
     for name, text in generated.items():
-        if name.endswith(".json"):
+        if name.endswith(".json") and name != PUBLIC:
             operations = [
                 (method, path, methods[method])
                 for path, methods in msgspec.json.decode(text)["paths"].items()
@@ -132,7 +155,7 @@ def test_the_page_has_every_operation(generated: dict[str, str]) -> None:
                 assert f"[{operation['summary']}](#" in page
 
 
-def test_every_link_in_the_page_leads_somewhere(generated: dict[str, str]) -> None:
+def test_every_link_in_the_page_leads_somewhere(generated: Mapping[str, str]) -> None:
     page = generated["README.md"]
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     anchors = {re.sub(r"[^a-z0-9_\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -151,7 +174,8 @@ def test_a_wrong_call_says_how_it_is_called() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "refract.apps.api_documents"], capture_output=True, text=True, check=False, timeout=100
     )
-    assert (process.returncode, process.stderr) == (1, "usage: python -m refract.apps.api_documents FOLDER\n")
+    usage = "usage: python -m refract.apps.api_documents FOLDER SERVED_FOLDER\n"
+    assert (process.returncode, process.stderr) == (1, usage)
 
 
 def test_the_page_shows_paths_as_the_public_writes_them() -> None:
@@ -184,3 +208,12 @@ def test_the_page_says_what_is_taken_and_given(row: str) -> None:
     page = render_page({"links": DOCUMENT})
     assert row in page
     assert "#### Body" not in page  # its fields stand where it is sent
+
+
+def test_the_page_says_what_is_taken_in_a_choice_of_types() -> None:
+    schema = {"oneOf": [{"type": "string", "format": "date-time"}, {"type": "null"}], "maxLength": 40}
+    assert in_words(schema, MARKDOWN) == "string (date-time) or null, up to 40 characters"
+    assert in_words({"oneOf": [{"type": "integer"}], "enum": [301, None]}, MARKDOWN) == "`301`, `null`"
+    row = {"oneOf": [{"type": "string", "pattern": "^a$"}, {"$ref": "#/components/schemas/Wish"}]}
+    rows = {"type": "array", "items": row, "minItems": 1, "maxItems": 9}
+    assert in_words(rows, MARKDOWN) == "list of (string, like `^a$` or [Wish](#wish)), 1 to 9 of them"

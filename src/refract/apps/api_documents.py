@@ -1,6 +1,8 @@
-"""Writes docs/api from the code: what every service says of itself, as OpenAPI and as a page to read.
+"""Writes docs/api from the code: what every service says of itself, and what of it is public, as OpenAPI and as pages.
 
-python -m refract.apps.api_documents docs/api
+python -m refract.apps.api_documents docs/api src/refract/services/gateway/http/served
+
+The second folder belongs to the package: the gateway serves what is in it.
 """
 
 import asyncio
@@ -8,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +20,8 @@ from refract.apps.api_page import render_page
 from refract.apps.builders import NAMES, Extras, build
 from refract.apps.data_directory import DataDirectory
 from refract.apps.own_settings import Defaults, read_settings
+from refract.apps.public_document import public_document
+from refract.apps.public_page import render_public_page
 from refract.kernel.clock import SystemClock
 from refract.runtime.edge import Application
 from refract.runtime.embedded.cache import EmbeddedCache
@@ -30,15 +35,21 @@ from refract.runtime.metrics import Metrics
 from refract.runtime.migrations import migrate
 from refract.runtime.service import Foundation
 from refract.runtime.tokens import TokenVerifier
+from refract.services.gateway.api import NAME as GATEWAY
+from refract.services.gateway.http.documents import DOCUMENT
+from refract.services.gateway.http.documents import PAGE as DOCUMENT_PAGE
 
 PAGE = "README.md"
+PUBLIC = f"{GATEWAY}.json"
 
 
 def main() -> None:
-    """Write the documents into the folder that is named."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m refract.apps.api_documents FOLDER")
-    write(Path(sys.argv[1]), asyncio.run(generate()))
+    """Write the documents into the two folders that are named."""
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m refract.apps.api_documents FOLDER SERVED_FOLDER")
+    generated = asyncio.run(generate())
+    write(Path(sys.argv[1]), generated.described)
+    write(Path(sys.argv[2]), generated.served)
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -51,14 +62,29 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-async def generate() -> dict[str, str]:
-    """The files by name: one for each service that has routes, and the page about all of them."""
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Texts by the names of their files."""
+
+    described: Mapping[str, str]
+    """For readers of the repository: a document of each service that has routes, the public one, and a page of all."""
+    served: Mapping[str, str]
+    """For the gateway: the public document, and the page of it."""
+
+
+async def generate() -> Generated:
+    """All there is to write."""
     documents = {name: document for name, document in (await _documents()).items() if document.get("paths")}
-    files = {
+    public = public_document(documents)
+    described = {
         f"{name}.json": json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         for name, document in documents.items()
     }
-    return {**files, PAGE: render_page(documents)}
+    # Its operations keep the order of the gateway's table, in which the page shows them, too.
+    described[PUBLIC] = json.dumps(public, indent=2, ensure_ascii=False) + "\n"
+    compact = json.dumps(public, separators=(",", ":"), ensure_ascii=False)
+    served = {DOCUMENT: compact, DOCUMENT_PAGE: render_public_page(public)}
+    return Generated({**described, PAGE: render_page(documents)}, served)
 
 
 async def _documents() -> dict[str, Any]:

@@ -13,8 +13,9 @@ from refract.services.gateway.api import ROUTES, Route
 _INTRODUCTION = """\
 # API
 
-Generated from the code by `make api`; a test compares the two. Each service also serves its own document at
-`/docs/openapi.json`.
+Generated from the code by `make api`; a test compares the two. [gateway.json](gateway.json) is all that the public can
+reach, in one OpenAPI document: every instance serves it at `/docs/openapi.json`, and a page of it at `/docs`. Each
+service also serves its own document at `/docs/openapi.json` of its port.
 
 Paths are those of the gateway, where everybody enters; a service itself knows them without `/api` or `/api/auth`. A
 token goes into the header `Authorization: Bearer <token>`, or a browser has it in a cookie. A program may come with an

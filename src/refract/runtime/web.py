@@ -63,7 +63,7 @@ def takes_body(limit: int, *, documented: bool = True) -> dict[str, Any]:
     return {"request_max_body_size": limit, "opt": {_DOCUMENTED: documented}}
 
 
-def build_app(
+def build_app(  # noqa: PLR0913  # all that services differ in
     service: str,
     routes: Sequence[Any],
     *,
@@ -73,8 +73,12 @@ def build_app(
     trusted_proxies: Sequence[Network] = (),
     dependencies: Mapping[str, Any] | None = None,
     log_samples: Mapping[str, float] = EVERY_LINE,
+    describes_itself: bool = True,
 ) -> Edge:
-    """The application of a service: its own routes, /health, /ready, and /metrics where it is shown."""
+    """The application of a service: its own routes, /health, /ready, and /metrics where it is shown.
+
+    It describes its routes at /docs/openapi.json, unless it has a document there that says more.
+    """
     own: list[Any] = [_ready_route(ready)]
     if metrics is not None and show_metrics:
         own.append(_metrics_route(metrics))
@@ -83,20 +87,24 @@ def build_app(
         dependencies=dependencies,
         exception_handlers={Exception: render_error},
         logging_config=None,
-        openapi_config=OpenAPIConfig(
-            title=service,
-            version=__version__,
-            path="/docs",
-            render_plugins=[JsonRenderPlugin(path="/openapi.json")],
-            components=Components(
-                security_schemes={BEARER: SecurityScheme(type="http", scheme="bearer", bearer_format="JWT")}
-            ),
-        ),
+        openapi_config=_description(service) if describes_itself else None,
         request_class=JsonRequest,
         request_max_body_size=BODY_LIMIT,
     )
     addresses = ClientAddresses(trusted_proxies)
     return Edge(app, service, metrics=metrics, addresses=addresses, samples=log_samples)
+
+
+def _description(service: str) -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title=service,
+        version=__version__,
+        path="/docs",
+        render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+        components=Components(
+            security_schemes={BEARER: SecurityScheme(type="http", scheme="bearer", bearer_format="JWT")}
+        ),
+    )
 
 
 def json_answer(content: object) -> Application:

@@ -10,6 +10,7 @@ from refract.runtime.request_log import EVERY_LINE
 from refract.runtime.web import build_app
 from refract.services.gateway.api import OWN_PATHS, WIRE_NAME
 from refract.services.gateway.http.dispatch import Checks, Dispatch
+from refract.services.gateway.http.documents import document_routes
 
 _OWN = frozenset(path.split("/")[1] for path in OWN_PATHS)
 
@@ -29,7 +30,13 @@ def build_http(
     would parse and route every request once more, on the way to a service that does the same.
     """
     own = build_app(
-        WIRE_NAME, [], ready=ready, metrics=metrics, show_metrics=show_metrics, trusted_proxies=trusted_proxies
+        WIRE_NAME,
+        document_routes(),
+        ready=ready,
+        metrics=metrics,
+        show_metrics=show_metrics,
+        trusted_proxies=trusted_proxies,
+        describes_itself=False,
     )
     addresses = ClientAddresses(trusted_proxies)
     dispatch = Dispatch(checks, addresses)

@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 from litestar import Request, route
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import OpenAPIResponse, Operation
+from litestar.openapi.spec import OpenAPIHeader, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import PathParameter
 from litestar.types import ASGIApp
 from msgspec import Struct
 
+from refract.services.links.domain.link import REDIRECT_STATUSES
 from refract.services.links.redirect.engine import Redirects
 
 REDIRECT_PATH = "/{code}"
@@ -24,6 +25,9 @@ class Refusal(Struct, frozen=True):
     error: str
 
 
+_LOCATION = OpenAPIHeader(description="The destination.", schema=Schema(type=OpenAPIType.STRING))
+
+
 @dataclass
 class FollowOperation(Operation):
     """A redirect as it is: without a body, and without the answer to a wrong parameter, since any code may be asked."""
@@ -32,9 +36,11 @@ class FollowOperation(Operation):
         """Correct what is concluded from the handler."""
         assert self.responses is not None
         self.responses = {status: answer for status, answer in self.responses.items() if status != "400"}
-        followed = self.responses["301"]
-        assert isinstance(followed, OpenAPIResponse)
-        followed.content = None
+        for status in REDIRECT_STATUSES:
+            self.responses[str(status)] = OpenAPIResponse(
+                description="Where the link leads, with the status that its owner chose.",
+                headers={"Location": _LOCATION},
+            )
 
 
 def redirect_route(redirects: Redirects) -> Any:
@@ -47,7 +53,6 @@ def redirect_route(redirects: Redirects) -> Any:
         summary="Follow a short link",
         description="The click is counted, and the visitor sent on. A browser gets a small page where that cannot be.",
         tags=["redirect"],
-        response_description="Where the link leads: 301, or the status that its owner chose.",
         operation_class=FollowOperation,
         responses={
             404: ResponseSpec(Refusal, description="There is no such link.", generate_examples=False),
