@@ -105,6 +105,13 @@ def test_metrics_are_inside(stack: tuple[Stack, Path]) -> None:
     assert gateway.get("/metrics")[0] == 404
 
 
+def test_the_gateway_describes_what_all_of_them_offer(stack: tuple[Stack, Path]) -> None:
+    started, logs = stack
+    status, body = Running(started.processes["gateway"], started.address("gateway"), logs).get("/docs/openapi.json")
+    assert status == 200
+    assert {"/api/shorten", "/api/stats/{code}", "/api/sms/send"} <= msgspec.json.decode(body)["paths"].keys()
+
+
 async def test_the_bus_has_the_queues_of_the_specification(stack: tuple[Stack, Path], rabbitmq_url: str) -> None:
     async def is_there(name: str) -> bool:
         async with aiormq.connect(rabbitmq_url) as connection:

@@ -61,6 +61,14 @@ def test_metrics_are_not_shown_to_the_public(instance: Running) -> None:
     assert instance.get("/metrics")[0] == 404
 
 
+def test_it_describes_what_all_services_offer(instance: Running) -> None:
+    status, body = instance.get("/docs/openapi.json")
+    assert status == 200
+    assert {"/api/shorten", "/api/stats/{code}", "/api/sms/send"} <= json.loads(body)["paths"].keys()
+    status, body = instance.get("/docs")
+    assert (status, b"POST /api/shorten" in body) == (200, True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_cleanly(instance: Running, number: signal.Signals) -> None:
     assert instance.stop(number) == 0

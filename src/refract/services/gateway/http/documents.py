@@ -23,7 +23,7 @@ def document_routes() -> list[Any]:
 
     @route("/docs", http_method=(HttpMethod.GET, HttpMethod.HEAD), include_in_schema=False)
     async def show_page() -> Response[bytes]:
-        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+        return Response(page, media_type="text/html", headers=headers)
 
     @route("/docs/openapi.json", http_method=(HttpMethod.GET, HttpMethod.HEAD), include_in_schema=False)
     async def show_document() -> Response[bytes]:
