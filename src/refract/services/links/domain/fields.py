@@ -40,7 +40,10 @@ Alias = Annotated[
 ]
 Expiry = Annotated[
     str,
-    _says("When the link ends: a moment in the future, in RFC 3339 with its offset from UTC.", format="date-time"),
+    _says(
+        "When the link ends: a moment in the future, in RFC 3339 with its offset from UTC. Null is never.",
+        format="date-time",
+    ),
 ]
 Title = Annotated[str, _says("One line of text, without control characters.", maxLength=TITLE_LENGTH)]
 Notes = Annotated[str, _says("Text of any number of lines, for the owner.", maxLength=NOTES_LENGTH)]
