@@ -208,6 +208,15 @@ async def test_an_endless_statement_is_ended(database_location: Location, monkey
     await database.close()
 
 
+async def test_a_statement_may_have_less_time_than_others(database_location: Location) -> None:
+    database = await eventually(lambda: open_database(database_location))
+    for _ in range(12):  # more than there are connections
+        with pytest.raises(TimedOut, match=SLOW.name):
+            await database.fetch(replace(SLOW, longest=0.01))
+        await database.ping()
+    await database.close()
+
+
 async def test_who_follows_a_link_does_not_wait_for_long_questions(things: Database) -> None:
     urgent = replace(NAMES, urgent=True)
     async with asyncio.TaskGroup() as group:

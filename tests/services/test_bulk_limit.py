@@ -1,11 +1,16 @@
 """How many URLs a user may send in bulk in a minute, on both engines: each request counts once, or has no effect."""
 
+import asyncio
+import tracemalloc
+
+import msgspec
 import pytest
 
 from refract.kernel.errors import Invalid, Limited
 from refract.runtime.ports import Database
 from refract.services.links.commands.remembering import KeyReused
 from refract.services.links.domain.drafts import Wish, WishRow
+from refract.services.links.http.bodies import BulkBody, read_rows
 from tests.support.links import BOB, LinksWorld, said
 from tests.support.shortening import ANNA, BORIS, LINKS, Crash, FailingDatabase, Workshop, at_once
 
@@ -115,6 +120,44 @@ async def test_a_key_of_a_single_link_and_of_many_at_once_is_one_requests(worksh
         one, *many = await at_once(single(), *(status(workshop, forced(150), "k") for _ in range(5)))
         assert (one, set(many)) in [(201, {422}), (422, {200})]
     assert len(await workshop.links()) == (1 if one == 201 else 150)
+
+
+async def test_what_is_beyond_a_thousand_rows_is_made_into_nothing() -> None:
+    """A body of 4 MiB has room for two million: as many objects would be 144 MB, and a tenth of a second."""
+    for row in (b"1", b'""', b"{}", b"[]", b'{"url":"https://example.com"}'):
+        body = b'{"urls":[' + b",".join([row] * (4_000_000 // (len(row) + 1))) + b"]}"
+        tracemalloc.start()
+        try:
+            with pytest.raises(Invalid, match="urls must have 1 to 1000 rows"):
+                await read_rows(msgspec.json.decode(body, type=BulkBody))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 1_000_000
+
+
+async def test_others_have_their_turn_while_rows_are_read() -> None:
+    body = msgspec.json.encode({"urls": [{"url": "https://example.com", "tags": ["a"] * 1_000}] * 1_000})
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    rows = await read_rows(msgspec.json.decode(body, type=BulkBody))
+    counting.cancel()
+    assert len(rows) == 1_000
+    assert turns > 100
+
+
+async def test_a_row_may_be_as_long_as_a_body_of_its_own(workshop: Workshop) -> None:
+    rows: list[object] = [{"url": "https://example.com/", "notes": " " * (64 * 1024)}, "https://example.com/"]
+    refused, made = await workshop.results(rows)
+    assert refused == {"row": 1, "status": 400, "error": "request body too large"}
+    assert made["status"] == 201
 
 
 async def test_a_client_over_the_limit_is_told_how_long_to_wait(links: LinksWorld) -> None:

@@ -120,7 +120,9 @@ async def build(
         yield Builder(database, database_location, stack, request)
 
 
-@pytest.mark.parametrize("domain", ["a b", "*.s.example", "s.example!", "https://", "[::1"])
+@pytest.mark.parametrize(
+    "domain", ["a b", "*.s.example", "s.example!", "https://", "[::1", "mailto://x", "s.example/go"]
+)
 async def test_a_short_domain_that_is_none_stops_the_start(build: Builder, domain: str) -> None:
     with pytest.raises(Misconfigured) as caught:
         await build(SHORT_DOMAINS=f"s.example,{domain}")

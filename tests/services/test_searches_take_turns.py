@@ -7,16 +7,28 @@ from urllib.parse import urlencode
 import pytest
 
 from refract.kernel.errors import Limited
+from refract.runtime.distributed.pool import TIDY_TIMEOUT
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
+from refract.runtime.transactions import ACQUIRE_TIMEOUT
+from refract.services.gateway.adapters.proxy import ANSWER_TIMEOUT
 from refract.services.links.domain.destinations import URL_LENGTH
 from refract.services.links.domain.link import Owner, Status
 from refract.services.links.queries import searching
 from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.paging import PageRequest, Sort
 from refract.services.links.queries.searching import MOST_WAITING, SearchTooLong
+from refract.services.links.queries.statements import LONGEST_PAGE, Shape, page_statement
 from tests.support.links import ALICE, BOB, LinksWorld, keep, some_link
 from tests.support.waiting import eventually
+
+OWNERS = [Owner(f"550e8400-e29b-41d4-a716-4466554401{number:02}", "someone@example.com") for number in range(12)]
+ENDLESS = Statement(
+    "endless",
+    "Counts for minutes.",
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) SELECT count(*) FROM n",
+    longest=0.2,
+)
 
 
 class Busy:
@@ -39,6 +51,10 @@ class Busy:
             return await self._database.fetch(statement, **parameters)
         finally:
             self.at_work.remove(parameters["workspace_id"])
+
+
+def half_of(busy: Busy) -> int:
+    return max(1, int(busy.reads_at_once) // 2)
 
 
 def queries_of(links: LinksWorld, database: Any) -> LinkQueries:
@@ -70,11 +86,10 @@ async def test_an_owner_searches_one_at_a_time_and_others_come_before_their_line
 async def test_searches_leave_half_of_the_connections_to_others(links: LinksWorld) -> None:
     busy = Busy(links.database)
     queries = queries_of(links, busy)
-    owners = [Owner(f"550e8400-e29b-41d4-a716-4466554401{number:02}", "someone@example.com") for number in range(12)]
-    crowd = [asyncio.create_task(queries.page(owner, PageRequest(text="found"))) for owner in owners]
-    at_once = max(1, busy.reads_at_once // 2)
+    crowd = [asyncio.create_task(queries.page(owner, PageRequest(text="found"))) for owner in OWNERS]
+    at_once = half_of(busy)
     await eventually(lambda: len(busy.at_work) == at_once)
-    lists = [asyncio.create_task(queries.page(owner, PageRequest())) for owner in owners]
+    lists = [asyncio.create_task(queries.page(owner, PageRequest())) for owner in OWNERS]
     await eventually(lambda: len(busy.at_work) == at_once + len(lists))  # every list has had its chance, no search
     busy.go_on.set()
     assert [(await each).urls for each in (*crowd, *lists)] == [[]] * 24
@@ -98,15 +113,37 @@ def test_what_may_look_at_many_links_is_a_search(request_: PageRequest, searches
 
 async def test_a_search_that_takes_too_long_is_stopped(links: LinksWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     await keep(links.database, some_link(1, title="found"))
-    monkeypatch.setattr(searching, "LONGEST_SEARCH", 0.0)
-    with pytest.raises(SearchTooLong):
-        await links.queries.page(ALICE, PageRequest(text="found"))
-    answer = await links.call("GET", "/urls?q=found")
-    assert (answer.status, answer.json) == (422, {"error": SearchTooLong.message})
-    assert (await links.call("GET", "/urls")).status == 200, "a list is no search"
-    monkeypatch.undo()
+    for shape in (Shape.of(PageRequest()), Shape.of(PageRequest(text="found"))):
+        assert page_statement(shape).longest == LONGEST_PAGE
+    with monkeypatch.context() as patch:
+        patch.setattr("refract.services.links.queries.links.page_statement", lambda _shape: ENDLESS)
+        answer = await links.call("GET", "/urls?q=found")
+        assert (answer.status, answer.json) == (422, {"error": SearchTooLong.message})
+        assert (await links.call("GET", "/urls")).status == 503, "a list is no search, and nobody could ask for less"
     for _ in range(12):  # more than there are connections: each of them is good
         assert len((await links.queries.page(ALICE, PageRequest(text="found"))).urls) == 1
+
+
+async def test_a_search_that_waits_for_its_turn_is_told_to_come_again(
+    links: LinksWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the gateway gives the service up, and takes it for broken."""
+    assert searching.LONGEST_WAIT + ACQUIRE_TIMEOUT + LONGEST_PAGE + TIDY_TIMEOUT < ANSWER_TIMEOUT
+    monkeypatch.setattr(searching, "LONGEST_WAIT", 0.2)
+    busy = Busy(links.database)
+    queries = queries_of(links, busy)
+    at_work = asyncio.create_task(queries.page(ALICE, PageRequest(text="found")))
+    await eventually(lambda: bool(busy.at_work))
+    with pytest.raises(Limited):
+        await queries.page(ALICE, PageRequest(text="found"))
+    others = [asyncio.create_task(queries.page(owner, PageRequest(text="found"))) for owner in OWNERS]
+    await eventually(lambda: sum(other.done() for other in others) == len(OWNERS) + 1 - half_of(busy))
+    assert {type(other.exception()) for other in others if other.done()} == {Limited}
+    assert not at_work.done(), "whoever has a turn has no more to wait for"
+    busy.go_on.set()
+    await at_work
+    await asyncio.gather(*others, return_exceptions=True)
+    assert len(await asyncio.gather(*(queries.page(owner, PageRequest(text="found")) for owner in OWNERS))) == 12
 
 
 async def test_too_many_searches_are_a_429(links: LinksWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ async def test_each_owner_has_a_link_of_their_own(workshop: Workshop) -> None:
 )
 async def test_a_wish_with_options_gets_a_new_link(workshop: Workshop, options: dict[str, object]) -> None:
     first = await workshop.code(URL)
-    second = await workshop.code(Wish.of(*sent({"url": URL, **options})))
+    second = await workshop.code(Wish.of(sent({"url": URL, **options})))
     assert second != first
     assert await workshop.code(URL) == first
     await workshop.check_each_link_was_announced_once()
@@ -258,7 +258,7 @@ async def test_an_unsafe_url_is_refused_before_anything_is_stored(workshop: Work
 
 async def test_the_instance_says_whether_statistics_are_public(workshop: Workshop) -> None:
     def made(owner: Owner, **fields: object) -> Link:
-        return workshop.maker.link(owner, workshop.maker.draft(Wish.of(*sent({"url": URL, **fields}))))
+        return workshop.maker.link(owner, workshop.maker.draft(Wish.of(sent({"url": URL, **fields}))))
 
     assert made(ANNA).stats_public
     assert not made(ANNA, stats_public=False).stats_public

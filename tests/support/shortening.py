@@ -23,7 +23,7 @@ from refract.services.links.domain.codes import code_source
 from refract.services.links.domain.destinations import OwnDomains
 from refract.services.links.domain.drafts import Wish, WishRow
 from refract.services.links.domain.link import Link, Owner
-from refract.services.links.http.bodies import BulkBody, read_rows
+from refract.services.links.http.bodies import BulkBody, read_row, read_rows
 from tests.support.clocks import ManualClock
 from tests.support.outboxes import OUTBOX
 
@@ -71,9 +71,9 @@ class Crash(Exception):
     """The process is gone."""
 
 
-def sent(*rows: object) -> list[WishRow]:
-    """Rows as a client sends them."""
-    return read_rows(msgspec.json.decode(msgspec.json.encode({"urls": rows}), type=BulkBody))
+def sent(row: object) -> WishRow:
+    """A row as a client sends it."""
+    return read_row(msgspec.Raw(msgspec.json.encode(row)))
 
 
 def render(link: Link) -> bytes:
@@ -144,7 +144,8 @@ class Workshop:
 
     async def results(self, rows: Sequence[object], key: str | None = None, owner: Owner = ANNA) -> list[Any]:
         """The results of a bulk request."""
-        answer = await self.bulk.answer(owner, sent(*rows), key)
+        body = msgspec.json.decode(msgspec.json.encode({"urls": rows}), type=BulkBody)
+        answer = await self.bulk.answer(owner, await read_rows(body), key)
         assert answer.status == 200
         results: list[Any] = json.loads(answer.body)["results"]
         return results

@@ -27,7 +27,7 @@ URL = "https://example.com/a"
 
 
 def wish(row: object) -> Wish:
-    return Wish.of(*sent(row))
+    return Wish.of(sent(row))
 
 
 def draft(**fields: object) -> Draft:

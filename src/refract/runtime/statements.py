@@ -34,6 +34,10 @@ class Statement:
     """Whether somebody who follows a link waits for it. Readers of SQLite take any question, however long, in its turn:
     these have a reader of their own. For reads outside of transactions that are always short."""
 
+    longest: float | None = None
+    """Seconds after which it is given up, where that is sooner than for others, from when it has a connection.
+    For reads outside of transactions."""
+
     def for_sqlite(self) -> str:
         """The text for SQLite, which knows `:named` parameters itself."""
         return self.sql if self.sqlite is None else self.sqlite

@@ -105,7 +105,13 @@ class PostgresDatabase:
         sql, values = bound(statement, parameters)
         async with (self._steady if statement.steady else self._pool).connection() as connection:
             with translated(statement.name):
-                return [dict(record) for record in await connection.fetch(sql, *values)]
+                try:
+                    records = await connection.fetch(sql, *values, timeout=statement.longest)
+                except TimeoutError:
+                    if statement.longest is None:
+                        raise
+                    raise TimedOut("database", f"statement {statement.name} took too long") from None
+                return [dict(record) for record in records]
 
     async def fetch_one(self, statement: Statement, **parameters: Any) -> Row | None:
         """The first row, if there is one."""

@@ -144,7 +144,8 @@ class EmbeddedDatabase:
 
     async def _read(self, statement: Statement, work: Work[T]) -> T:
         self._check_open()
-        return await (self._urgent_reader if statement.urgent else self._readers).run(statement.name, work)
+        readers = self._urgent_reader if statement.urgent else self._readers
+        return await readers.run(statement.name, work, longest=statement.longest)
 
     async def _wait_for_turn(self) -> None:
         try:

@@ -25,7 +25,7 @@ BUSY_MILLISECONDS = 5_000
 STEPS_BETWEEN_CHECKS = 20_000
 """How many of SQLite's own instructions pass before a running statement looks at the time: about a millisecond."""
 
-_Request = tuple[str, Work[Any], "asyncio.Future[Any] | None"]
+_Request = tuple[str, Work[Any], "asyncio.Future[Any] | None", float | None]
 
 
 def connect(path: Path, *, writes: bool) -> sqlite3.Connection:
@@ -88,15 +88,15 @@ class ConnectionThreads:
         for thread in self._threads:
             thread.start()
 
-    async def run(self, name: str, work: Work[T]) -> T:
-        """Do some work on a connection; `name` is the statement's, for errors."""
+    async def run(self, name: str, work: Work[T], *, longest: float | None = None) -> T:
+        """Do some work on a connection, for so many seconds at most; `name` is the statement's, for errors."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._requests.put((name, work, future))
+        self._requests.put((name, work, future, longest))
         return await future
 
     def run_unattended(self, name: str, work: Work[object]) -> None:
         """The same without waiting: it comes after all that was asked before, and before all that is asked later."""
-        self._requests.put((name, work, None))
+        self._requests.put((name, work, None, None))
 
     async def stop(self) -> None:
         """Finish what was asked, then close the connections."""
@@ -115,10 +115,10 @@ class ConnectionThreads:
 
         connection.set_progress_handler(unwanted, STEPS_BETWEEN_CHECKS)
         while (request := self._requests.get()) is not None:
-            name, work, future = request
+            name, work, future, longest = request
             if future is not None and future.cancelled():
                 continue
-            deadline = time.monotonic() + COMMAND_TIMEOUT
+            deadline = time.monotonic() + (COMMAND_TIMEOUT if longest is None else longest)
             outcome, trouble = _attempt(name, work, connection)
             if future is not None:
                 self._answer(future, outcome, trouble)

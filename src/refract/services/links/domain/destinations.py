@@ -56,21 +56,9 @@ class OwnDomains:
         """The places of the two settings; a short domain is a host, or a host and a port."""
         urls = [("BASE_URL", base_url, base_url)]
         urls += [
-            ("SHORT_DOMAINS", domain, domain if "://" in domain else f"https://{domain}") for domain in short_domains
+            ("SHORT_DOMAINS", domain, domain if "://" in domain else f"https://{domain}/") for domain in short_domains
         ]
-        places = set()
-        for variable, value, url in urls:
-            try:
-                parsed = can_ada.parse(url)
-            except ValueError:
-                parsed = None
-            # URLs may have hosts that nothing has, such as *.s.example: it would look protected and would not be.
-            if parsed is None or _HOST.fullmatch(_canonical_host(parsed.hostname)) is None:
-                raise Misconfigured(
-                    f'FATAL: environment variable "{variable}" has "{value}"; expected a host such as "s.example"'
-                )
-            places.add(_place(parsed))
-        return cls(frozenset(places))
+        return cls(frozenset(_place(_site(*each)) for each in urls))
 
     def include(self, parsed: can_ada.URL) -> bool:
         """Whether a URL leads to one of these places, however it is spelt."""
@@ -173,6 +161,27 @@ def _parsed(url: str) -> can_ada.URL:
         return can_ada.parse(url)
     except (ValueError, TypeError):
         raise Invalid("url has a host or port that is not valid") from None
+
+
+def _site(variable: str, value: str, url: str) -> can_ada.URL:
+    """The URL of a setting; Misconfigured where links could not be served there.
+
+    WHATWG lets hosts pass that nothing has, such as `*.s.example`: it would look protected, and would not be.
+    """
+    try:
+        parsed = can_ada.parse(url)
+    except ValueError:
+        parsed = None
+    if (
+        parsed is None
+        or parsed.protocol not in {"http:", "https:"}
+        or _HOST.fullmatch(_canonical_host(parsed.hostname)) is None
+        or (variable == "SHORT_DOMAINS" and parsed.pathname != "/")
+    ):
+        raise Misconfigured(
+            f'FATAL: environment variable "{variable}" has "{value}"; expected a host such as "s.example"'
+        )
+    return parsed
 
 
 def _place(parsed: can_ada.URL) -> tuple[str, str]:

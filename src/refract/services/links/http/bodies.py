@@ -1,12 +1,13 @@
 """What clients send to change links, and how it is read."""
 
+import asyncio
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError
+from msgspec import UNSET, Raw, Struct, UnsetType, ValidationError, defstruct, structs
 from msgspec.json import Decoder
 
-from refract.kernel.errors import Invalid
+from refract.kernel.errors import BodyTooLarge, Invalid
 from refract.runtime.web import UNREADABLE, explain
 from refract.services.links.commands.bulk import ROWS
 from refract.services.links.domain import fields
@@ -24,10 +25,11 @@ from refract.services.links.domain.drafts import (
 from refract.services.links.domain.link import Change, Status
 from refract.services.links.http.describing import BULK_ROWS
 
+BYTES_AT_ONCE = 32 * 1024
+"""Of rows, which may be read in a millisecond at worst."""
+
 LINK_BYTES = 64 * 1024
 """The longest texts that a link may have take 52 KB where each letter is sent as two escapes."""
-
-_ROW: Decoder[str | Wish] = Decoder(str | Wish)
 
 
 class ChangeBody(Struct, frozen=True, kw_only=True):
@@ -46,18 +48,36 @@ class ChangeBody(Struct, frozen=True, kw_only=True):
 class BulkBody(Struct, frozen=True, kw_only=True):
     """Many URLs, each alone or as an object with options; what is wrong with a row is said in its place.
 
-    The rows are left as they came until they are counted: 4 MiB of small ones would take 0.2 s to read, for which every
-    redirect of the process would wait.
+    They are left as they came until they are counted: of small ones 4 MiB have two millions, and to make an object of
+    each would take a tenth of a second and 144 MB, for which every redirect of the process would wait.
     """
 
-    urls: Annotated[list[Raw], BULK_ROWS]
+    urls: Annotated[Raw, BULK_ROWS]
 
 
-def read_rows(body: BulkBody) -> list[WishRow]:
-    """The rows of a body; raises Invalid for too few or too many of them."""
-    if not 0 < len(body.urls) <= ROWS:
+# An array with places for what may be asked for, and one more: what lies behind is passed over, and made into nothing.
+_Rows = defstruct("_Rows", [(f"row_{place}", Raw | UnsetType, UNSET) for place in range(ROWS + 1)], array_like=True)
+_ROWS: Decoder[Any] = Decoder(_Rows)
+_ROW: Decoder[str | Wish] = Decoder(str | Wish)
+
+
+async def read_rows(body: BulkBody) -> list[WishRow]:
+    """The rows of a body; raises Invalid for too few or too many of them. Others have their turn in between."""
+    try:
+        places = structs.astuple(_ROWS.decode(body.urls))
+    except ValidationError as error:
+        raise Invalid(f"{UNREADABLE}: urls: {explain(error)}") from None
+    given = [row for row in places if row is not UNSET]
+    if not 0 < len(given) <= ROWS:
         raise Invalid(f"urls must have 1 to {ROWS} rows")
-    return [_read_row(row) for row in body.urls]
+    rows, read = [], 0
+    for row in given:
+        rows.append(read_row(row))
+        read += memoryview(row).nbytes
+        if read > BYTES_AT_ONCE:
+            await asyncio.sleep(0)
+            read = 0
+    return rows
 
 
 def read_change(body: ChangeBody, own: OwnDomains, now: datetime) -> Change:
@@ -75,7 +95,10 @@ def read_change(body: ChangeBody, own: OwnDomains, now: datetime) -> Change:
     )
 
 
-def _read_row(row: Raw) -> WishRow:
+def read_row(row: Raw) -> WishRow:
+    """A row, whatever it is."""
+    if memoryview(row).nbytes > LINK_BYTES:
+        return NoWish(BodyTooLarge.message)  # as it would be told alone
     try:
         return _ROW.decode(row)
     except ValidationError as error:

@@ -37,7 +37,7 @@ _ROW = {
 }
 BULK_ROWS = Meta(
     description="Each a URL, or an object with the fields of a request to shorten one.",
-    extra_json_schema={"extra": {"minItems": 1, "maxItems": ROWS, "items": _ROW}},
+    extra_json_schema={"extra": {"type": "array", "one_of": None, "minItems": 1, "maxItems": ROWS, "items": _ROW}},
 )
 
 _MEANINGS = {

@@ -75,7 +75,7 @@ def shortening_routes(shortening: Shortening, bulk: BulkShortening) -> list[Any]
     async def shorten_many(
         caller: Caller, data: parameters.BulkRequest, idempotency_key: parameters.IdempotencyKey = None
     ) -> Response[bytes]:
-        return _response(await bulk.answer(owner_of(caller), read_rows(data), idempotency_key))
+        return _response(await bulk.answer(owner_of(caller), await read_rows(data), idempotency_key))
 
     return [shorten, shorten_many]
 

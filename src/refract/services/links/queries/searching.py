@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from refract.kernel.errors import Kind, RefractError
-from refract.runtime.fairness import Turns
+from refract.kernel.errors import Kind, Limited, RefractError, TimedOut
+from refract.runtime.fairness import SOON, Turns
 from refract.runtime.ports import Database, Row
 from refract.runtime.statements import Statement
 
-LONGEST_SEARCH = 2.0
-"""Seconds; a page of the owner of 100,000 links takes 0.12 s at worst."""
+LONGEST_WAIT = 5.0
+"""Seconds for which a search waits for its turn. With what follows it is over long before the gateway gives up waiting:
+else whoever sends slow searches would have the service taken for broken, and closed to everybody."""
 
 MOST_WAITING = 30
 """Searches of one owner that wait behind the one at work; a person who types asks for a few in a second."""
@@ -26,7 +27,7 @@ class SearchTooLong(RefractError):
 
 
 class Searches:
-    """One search of an owner at a time, and of all owners as many as leave the half of the connections to others."""
+    """In a process one search of an owner at a time; of all owners as many as leave half of the connections alone."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,9 +36,11 @@ class Searches:
 
     async def fetch(self, owner: str, statement: Statement, **parameters: Any) -> Sequence[Row]:
         """The rows of a search; raises Limited for too many at once, and SearchTooLong for one that does not end."""
-        async with self._own.turn(owner), self._all.turn(_EVERYBODY):
-            try:
-                async with asyncio.timeout(LONGEST_SEARCH):  # a statement that nobody waits for is stopped
-                    return await self._database.fetch(statement, **parameters)
-            except TimeoutError:
-                raise SearchTooLong from None
+        try:
+            async with asyncio.timeout(LONGEST_WAIT) as patience, self._own.turn(owner), self._all.turn(_EVERYBODY):
+                patience.reschedule(None)  # its turn has come
+                return await self._database.fetch(statement, **parameters)
+        except TimedOut:
+            raise SearchTooLong from None
+        except TimeoutError:
+            raise Limited(SOON) from None
