@@ -51,6 +51,7 @@ async def make_and_kill(instance: Instance, folder: Path, links: int, kills: int
         assert ledger.compare(number_of(url) for _, url in rows) == Verdict()
         assert await created(instance) == rows, "a link without its event, or an event without its link"
         assert making.refused == Counter()
+        assert ledger.answered == links == ledger.attempted - making.unanswered
         assert kills <= making.unanswered < links / 4, "the kills did not come in mid-load"
 
 

@@ -33,7 +33,7 @@ async def follow_and_kill(instance: Instance, folder: Path, redirects: int, kill
         clicks = await instance.clicks()
         found = [int(click.query.removeprefix("n=")) for click in clicks if click.query]
         assert ledger.compare(found) == Verdict()
-        assert ledger.answered + numbered.unanswered == redirects
+        assert ledger.answered == redirects == ledger.attempted - numbered.unanswered
         assert kills <= numbered.unanswered < redirects / 10, "the kills did not come in mid-load"
         assert numbered.wrong == repeated.wrong == []
         assert numbered.refused == repeated.refused == Counter()

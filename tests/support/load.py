@@ -15,6 +15,9 @@ from tests.support.waiting import eventually
 PAUSE = 0.02
 """Seconds before a client whose server is away tries it again."""
 
+MOST_ATTEMPTS = 2
+"""So many for each acknowledgement that is wanted, and the clients give up."""
+
 BROKEN = (OSError, EOFError, TimeoutError)
 
 Ask = Callable[[Client], Awaitable[Answer]]
@@ -27,7 +30,7 @@ class Load:
     port: int
     ledger: Ledger
     total: int | None = None
-    """After so many attempts they are done; without a number, when they are told to stop."""
+    """When so many were acknowledged they are done; without a number, when they are told to stop."""
     unanswered: int = 0
     """Requests that were sent whole and got no answer before the connection ended."""
     refused: Counter[int] = field(default_factory=Counter)
@@ -35,18 +38,37 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     stopping: bool = False
     reconnects: bool = True
+    asking: int = 0
+    """Attempts of which nobody knows yet what becomes of them."""
+    gave_up: str = ""
+    """Why, if they did."""
 
     @property
     def done(self) -> bool:
         """Whether no more is to be attempted."""
-        return self.stopping or (self.total is not None and self.ledger.attempted >= self.total)
+        return self.stopping or bool(self.gave_up) or (self.total is not None and self.ledger.answered >= self.total)
+
+    @property
+    def _is_enough(self) -> bool:
+        """Whether all that is left may be acknowledged to those who ask: one more could be one too many."""
+        return self.total is not None and self.ledger.answered + self.asking >= self.total
+
+    def _check_progress(self) -> None:
+        """A server that acknowledges next to nothing is not asked for ever."""
+        if self.total is not None and self.ledger.attempted >= MOST_ATTEMPTS * self.total:
+            self.gave_up = (
+                f"of {self.ledger.attempted} attempts {self.ledger.answered} were acknowledged and not {self.total}: "
+                f"{self.unanswered} had no answer, and {dict(self.refused)} another"
+            )
+            raise AssertionError(self.gave_up)
 
     async def answered(self, number: int, timeout: float = 120) -> None:
         """Wait until so many were acknowledged in all."""
-        await eventually(lambda: self.ledger.answered >= number, timeout=timeout, interval=0.002)
+        await eventually(lambda: bool(self.gave_up) or self.ledger.answered >= number, timeout=timeout, interval=0.002)
+        assert self.ledger.answered >= number, self.gave_up
 
     async def run(self, connections: int) -> None:
-        """Attempt everything."""
+        """Go on until everything that is wanted was acknowledged; fails where that does not come."""
         async with asyncio.TaskGroup() as clients:
             for _ in range(connections):
                 clients.create_task(self._work())
@@ -80,12 +102,19 @@ class Load:
     async def _use(self, client: Client) -> None:
         """Ask until this connection ends."""
         while not self.done:
+            if self._is_enough:
+                await asyncio.sleep(PAUSE)
+                continue
+            self._check_progress()
             number = self.ledger.attempt()
+            self.asking += 1
             try:
                 answer = await self._ask(client, number)
             except BROKEN:
                 self.unanswered += 1
                 return
+            finally:
+                self.asking -= 1
             if self._is_acknowledged(number, answer):
                 self.ledger.answer(number)
             else:
