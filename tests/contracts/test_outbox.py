@@ -14,7 +14,7 @@ from refract.kernel.errors import BusAway, NotPublished, Unavailable
 from refract.runtime import outbox
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Message
-from refract.runtime.outbox import pending_in_outbox
+from refract.runtime.outbox import MARK, pending_in_outbox
 from refract.runtime.ports import Database, QueueReader
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import OUTBOX_COLUMNS
@@ -239,6 +239,17 @@ class TestMeasure:
         async with world.database.transaction() as tx:
             plan = await tx.fetch(explain, **asked)
         assert index in str(plan)
+
+    async def test_who_marks_a_row_again_does_not_move_the_time(self, world: World) -> None:
+        """A row that was slow to be noted may have been sent by a relay too; the first to know it says when."""
+        await world.announce(noted(1), noted(2))
+        first, second = [row["id"] for row in await world.outbox()]
+        earlier = world.clock.now()
+        world.turn(60)
+        for now, ids in ((earlier, [first]), (world.clock.now(), [first, second])):
+            async with world.database.transaction() as tx:
+                assert await tx.execute(MARK, now=now, ids=ids) == 1
+        assert [row["published_at"] for row in await world.outbox()] == [earlier, world.clock.now()]
 
 
 class TestTrouble:

@@ -80,11 +80,11 @@ CLAIM_FAILED = Statement(
 )
 MARK = Statement(
     "outbox_mark",
-    "Remembers that rows are published; they stay as an audit trail until the retention is over.",
-    "UPDATE outbox SET published_at = :now, last_error = NULL WHERE id = ANY(:ids)",
+    "Remembers when rows were published, which a later mark does not move; they stay until the retention is over.",
+    "UPDATE outbox SET published_at = :now, last_error = NULL WHERE id = ANY(:ids) AND published_at IS NULL",
     sqlite="""
     UPDATE outbox SET published_at = :now, room = NULL, last_error = NULL
-    WHERE id IN (SELECT value FROM json_each(:ids))
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND published_at IS NULL
     """,
 )
 GIVE_BACK = Statement(
