@@ -101,9 +101,10 @@ ERASE_TAGS = Statement(
 FORGET_REQUESTS = Statement(
     "forget_requests",
     "Forgets a batch of the requests that a user might have repeated.",
+    # Whose they are is said twice: without it PostgreSQL would look for a batch among the keys of everybody.
     """
-    DELETE FROM idempotency_keys WHERE (caller, key, part) IN (
-        SELECT caller, key, part FROM idempotency_keys WHERE caller = :user_id LIMIT :batch
+    DELETE FROM idempotency_keys WHERE caller = :user_id AND (key, part) IN (
+        SELECT key, part FROM idempotency_keys WHERE caller = :user_id LIMIT :batch
     )
     """,
 )
