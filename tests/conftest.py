@@ -15,7 +15,7 @@ from tests.support.servers.selection import configured
 
 __all__ = ["fresh_database", "unmade_database"]
 
-pytest_plugins = ["tests.support.stuck"]
+pytest_plugins = ["tests.support.orphans", "tests.support.stuck"]
 
 # A busy machine makes examples slow, and no property of ours is about time.
 settings.register_profile("refract", deadline=None, suppress_health_check=[HealthCheck.too_slow])

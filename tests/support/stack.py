@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from refract.apps.directory import SERVICES
+from tests.support import warden
 from tests.support.databases import administer
 from tests.support.servers import Kafka, PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.packages import MissingSoftware
@@ -138,7 +139,7 @@ def running(
 
 def inherited() -> dict[str, str]:
     """Our own environment without what would be read as a setting of a service."""
-    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "TERM")
+    kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "TERM", warden.VARIABLE)
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 

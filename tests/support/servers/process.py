@@ -1,10 +1,13 @@
 """The owner's side of a keeper: a process that ends when the one that started it does, however that one ended."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import Signals
+
+from tests.support.warden import without_mark
 
 KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -31,7 +34,8 @@ class OwnedProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=environment,
+                # It sees itself that we are gone, and has a folder to tidy.
+                env=without_mark(os.environ if environment is None else environment),
                 start_new_session=True,
             )
         assert self._keeper.stdin is not None
