@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 import pytest
 
@@ -179,6 +180,7 @@ class Restless:
             clients = [
                 await stack.enter_async_context(await Client.connect(self.door.port)) for _ in range(self.clients)
             ]
+            await asyncio.sleep(0.3)  # what it takes to let them in, and the last ones out, is not what is asked here
             begun, end = processor_seconds(self.door), time.perf_counter() + seconds
             await asyncio.gather(*(self._ask(client, end) for client in clients))
             self.processor = processor_seconds(self.door) - begun
@@ -209,22 +211,35 @@ def processor_seconds(door: Door) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+ROUNDS = 5
+
+
 @pytest.mark.timeout(300)
 async def test_what_is_refused_takes_little_from_what_is_served(tmp_path: Path, redis_address: str) -> None:
+    """Each flood is compared with the quiet just before and after it: on a machine that others use as well, the same
+    work takes a third more of the processor at one time than at another, and of a single flood that would all be put
+    down to its refusals."""
+    quiet: list[Restless] = []
+    floods: list[Restless] = []
     async with one_door(tmp_path, redis_address) as (door, _):
         await Restless(door, 64).run(3)
-        best = await Restless(door, 64).run(10)
-        flood = await Restless(door, 5 * CAPACITY // 2).run(20)
-        later = await Restless(door, 64).run(5)
-    cost = (flood.processor - flood.served / best.goodput) / max(1, len(flood.refused))
-    print(
-        f"{best.goodput:.0f} answers for a second of the processor, {flood.goodput / best.goodput:.2f} of that beside "
-        f"{len(flood.refused)} refusals of some {cost * 1e6:.0f} us each, and {later.goodput / best.goodput:.2f} later"
-    )
-    assert (best.odd, flood.odd, later.odd) == ([], [], [])
-    assert (best.refused, later.refused) == ([], [])
-    assert flood.refused
+        quiet.append(await Restless(door, 64).run(3))
+        for _round in range(ROUNDS):
+            floods.append(await Restless(door, 5 * CAPACITY // 2).run(4))
+            quiet.append(await Restless(door, 64).run(3))
+    assert [run.odd for run in (*quiet, *floods)] == [[]] * (2 * ROUNDS + 1)
+    assert [run.refused for run in quiet] == [[]] * (ROUNDS + 1)
+    assert all(flood.refused for flood in floods)
+    costs = []
+    for flood, (before, after) in zip(floods, pairwise(quiet), strict=True):
+        answer = (before.processor + after.processor) / (before.served + after.served)
+        refusal = (flood.processor - flood.served * answer) / len(flood.refused)
+        costs.append(refusal / answer)
+        print(
+            f"{1 / answer:.0f} answers for a second of the processor, {flood.goodput * answer:.2f} of that beside "
+            f"{len(flood.refused)} refusals of some {refusal * 1e6:.0f} us each"
+        )
     # A client that never pauses is refused every few dozen milliseconds, and each refusal is a request of its own: no
     # door that answers all of them keeps its goodput whatever their number. What is ours is what one of them costs:
     # less than an answer, though most answers pass without a task of their own (ADR 0039).
-    assert cost < 1 / best.goodput
+    assert median(costs) < 1, costs
