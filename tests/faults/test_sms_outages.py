@@ -41,7 +41,7 @@ async def test_two_processes_admit_the_limit_together(
             await asyncio.gather(*(load.run(10) for load in loads))
             assert first.answered == second.answered == 10, "each has its share, whoever is quicker afterwards"
             for load in loads:
-                load.total = 500
+                load.attempts = 500
             await asyncio.gather(*(load.run(50) for load in loads))
             assert first.answered + second.answered == 100
             assert [set(load.refused) for load in loads] == [{429}, {429}]
@@ -70,7 +70,7 @@ async def test_a_broker_that_is_away_refuses_quickly_and_comes_back_by_itself(
             assert load.refused == {503: 60}
             assert [tuple(row) for row in await process.fetch(COUNTS)] == [(7, 0)], "nothing was sent or counted"
             await asyncio.to_thread(kafka.start)
-            load.total = None
+            load.attempts = None
             async with load.running(2):
                 await load.answered(20)
             await eventually(lambda: ledger.compare(process.sent()).lost == (), timeout=60)

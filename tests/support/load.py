@@ -30,7 +30,9 @@ class Load:
     port: int
     ledger: Ledger
     total: int | None = None
-    """When so many were acknowledged they are done; without a number, when they are told to stop."""
+    """When so many were acknowledged they are done; without any number, when they are told to stop."""
+    attempts: int | None = None
+    """After so many attempts they are done, whatever came of them."""
     unanswered: int = 0
     """Requests that were sent whole and got no answer before the connection ended."""
     refused: Counter[int] = field(default_factory=Counter)
@@ -46,7 +48,12 @@ class Load:
     @property
     def done(self) -> bool:
         """Whether no more is to be attempted."""
-        return self.stopping or bool(self.gave_up) or (self.total is not None and self.ledger.answered >= self.total)
+        return (
+            self.stopping
+            or bool(self.gave_up)
+            or (self.total is not None and self.ledger.answered >= self.total)
+            or (self.attempts is not None and self.ledger.attempted >= self.attempts)
+        )
 
     @property
     def _is_enough(self) -> bool:

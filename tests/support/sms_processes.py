@@ -204,9 +204,10 @@ class Texting(Load):
         return True
 
 
-def texting(process: SmsProcess, ledger: Ledger, users: Sequence[int], total: int | None = None) -> Texting:
+def texting(process: SmsProcess, ledger: Ledger, users: Sequence[int], attempts: int | None = None) -> Texting:
     """Clients of a process."""
-    return Texting(process.port, ledger, total, target=f"{process.api}/send", users=users, headers=process.headers)
+    target = f"{process.api}/send"
+    return Texting(process.port, ledger, attempts=attempts, target=target, users=users, headers=process.headers)
 
 
 @asynccontextmanager
