@@ -68,7 +68,7 @@ async def follow_and_kill(chain: Chain, folder: Path, redirects: int, kills: int
         load = Numbered(chain.links.port, ledger, redirects, places=places)
         async with load.running(CONNECTIONS) as following:
             for kill in range(1, kills + 1):
-                await load.answered(kill * redirects // (kills + 1), timeout=300)
+                await load.answered(kill * redirects // (kills + 1))
                 await chain.kill(kill - 1)
             await following
         await check(chain, ledger, load, timeout=60 + redirects / 500)

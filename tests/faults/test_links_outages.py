@@ -75,7 +75,7 @@ async def follow_while_away(
         for server in away:
             await asyncio.to_thread(server.kill)
         over = time.monotonic() + outage.seconds
-        await following.answered(ledger.answered + outage.redirects, timeout=200)
+        await following.answered(ledger.answered + outage.redirects)
         await eventually(lambda: time.monotonic() >= over, timeout=outage.seconds + 1)
         assert instance.spooled, "the clicks are not in the spool"
         for server in away:

@@ -81,9 +81,9 @@ async def send_and_kill(process: SmsProcess, folder: Path, messages: int, kills:
         load = texting(process, ledger, USERS)
         async with load.running(CONNECTIONS):
             for number, kill in enumerate(kills, 1):
-                await load.answered(number * messages // (len(kills) + 1), timeout=300)
+                await load.answered(number * messages // (len(kills) + 1))
                 await kill()
-            await load.answered(messages, timeout=300)
+            await load.answered(messages)
         assert set(load.refused) <= {503}, load.refused
         found: list[int] = []
 
