@@ -42,6 +42,22 @@ async def test_postgresql_keeps_what_it_committed_over_a_kill() -> None:
         await connection.close()
 
 
+async def test_a_postgresql_that_was_killed_serves_nobody_any_more() -> None:
+    """Neither by those of its children that were at work and had no moment to notice."""
+    with await asyncio.to_thread(PostgreSQL().__enter__) as server:
+        connection = await asyncpg.connect(server.address)
+        child = await connection.fetchval("SELECT pg_backend_pid()")
+        counting = asyncio.create_task(connection.fetchval("SELECT count(*) FROM generate_series(1, 40000000)"))
+        await asyncio.sleep(0.2)
+        assert not counting.done()
+        await asyncio.to_thread(server.kill)
+        # It leaves the shared memory and then ends; what it was told takes longer than that, even on a busy machine.
+        await eventually(lambda: not exists(child), timeout=0.5)
+        await asyncio.wait([counting])
+        counting.exception()
+        connection.terminate()
+
+
 async def test_redis_keeps_its_append_only_file_over_a_restart() -> None:
     with await asyncio.to_thread(Redis(append_only=True).__enter__) as server:
         async with RedisClient(host="127.0.0.1", port=server.port) as client:

@@ -136,8 +136,14 @@ class PostgreSQL(Server):
             command += ["-c", f"{key}={value}"]
         return OwnedProcess(command, folder=self.folder, log=self.log, last_signal=self.last_signal, user=self._user())
 
+    def kill(self) -> None:
+        """SIGKILL the server's process and wait until it is gone, and nobody whom it left answers a client any more."""
+        super().kill()
+        self._wait_for_orphans()
+
     def _wait_for_orphans(self) -> None:
-        """After a kill the server's children live until they notice it, and while one of them does none starts."""
+        """After a kill the server's children live until they notice it, which is when they have nothing to do; until
+        then they go on with what they are told. While one of them lives no server starts."""
         try:
             _, segment = (self.folder / "data" / "postmaster.pid").read_text().splitlines()[6].split()
         except (FileNotFoundError, IndexError, ValueError):
