@@ -14,7 +14,7 @@ from refract.services.links.redirect.memory import FRESH_SECONDS
 from tests.support.http import Client
 from tests.support.instances import DistributedInstance, beside, distributed
 from tests.support.ledger import Ledger, Verdict
-from tests.support.load import Following
+from tests.support.load import PAUSE, Following
 from tests.support.servers import PostgreSQL, Redis, Server
 from tests.support.waiting import eventually
 
@@ -76,10 +76,12 @@ async def follow_while_away(
             await asyncio.to_thread(server.kill)
         over = time.monotonic() + outage.seconds
         await following.answered(ledger.answered + outage.redirects)
+        following.rest = PAUSE  # as fast as they can, they would fill the spool before it is over
         await eventually(lambda: time.monotonic() >= over, timeout=outage.seconds + 1)
         assert instance.spooled, "the clicks are not in the spool"
         for server in away:
             await asyncio.to_thread(server.start)
+        following.rest = 0.0
         await following.answered(ledger.answered + 100)
     await instance.drained()
     assert (following.unanswered, following.refused, following.wrong) == (0, Counter(), [])

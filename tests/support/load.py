@@ -41,6 +41,8 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     stopping: bool = False
     reconnects: bool = True
+    rest: float = 0.0
+    """Seconds that a client waits before each attempt; may be changed meanwhile."""
     asking: int = 0
     """Attempts of which nobody knows yet what becomes of them."""
     gave_up: str = ""
@@ -123,6 +125,8 @@ class Load:
                 await asyncio.sleep(PAUSE)
                 continue
             self._check_progress()
+            if self.rest:
+                await asyncio.sleep(self.rest)
             number = self.ledger.attempt()
             self.asking += 1
             try:
