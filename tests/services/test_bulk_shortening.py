@@ -274,6 +274,12 @@ async def test_many_at_once_with_one_key_have_one_effect(workshop: Workshop) -> 
     await workshop.check_each_link_was_announced_once()
 
 
+async def test_copies_that_come_together_are_known_by_their_key(workshop: Workshop) -> None:
+    answers = await at_once(*(workshop.bulk.answer(ANNA, list(map(sent, urls(50))), "k") for _ in range(20)))
+    assert len({answer.body for answer in answers}) == 1
+    assert workshop.hits("key") == 19
+
+
 async def test_a_safety_check_that_fails_leaves_nothing_half_done(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

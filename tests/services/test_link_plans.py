@@ -303,6 +303,23 @@ async def test_nobody_passes_over_the_links_that_others_made_since(database: Dat
         assert not downwards, "\n".join([str(request), *plan])
 
 
+async def test_nobody_is_read_once_for_each_tag_because_the_planner_does_not_know_them_yet(database: Database) -> None:
+    """A workspace that came after the tables were analysed has one link and one tag, as far as the planner knows."""
+    everybody = crowd()
+    newcomers = [some_link(number, workspace_id="newcomer", tags=("red",)) for number in range(30_001, 31_501)]
+    for first in range(0, len(everybody), 2_000):
+        await keep(database, *everybody[first : first + 2_000])
+    async with database.transaction() as tx:
+        await tx.execute(TIDY)
+        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    await keep(database, *newcomers)
+    for request in SHAPES:
+        names = {**page_parameters(request), "workspace_id": "newcomer"}
+        plan = await plan_of(database, page_statement(Shape.of(request)), names)
+        each = [line for line in plan if re.search(r"Join Filter|Rows Removed|SCAN (links|link_tags)\b", line)]
+        assert not each, "\n".join([str(request), *plan])
+
+
 async def test_a_walk_would_be_seen(database: Database) -> None:
     await keep(database, *crowd()[:5_000])
     everybody = "SELECT short_code FROM links"

@@ -225,6 +225,13 @@ async def test_in_lower_case_two_spellings_are_one_link(build: Builder) -> None:
     assert row["original_url"] == URL
 
 
+async def test_what_was_made_in_lower_case_is_not_taken_for_another_page_afterwards(build: Builder) -> None:
+    await (await build(URL_NORMALIZATION="lowercase")).shorten(URL)
+    built = await build()
+    assert (await built.shorten(URL.lower())).status == 201
+    assert [row["original_url"] for row in await built.links()] == [URL, URL.lower()]
+
+
 async def test_a_code_is_random_unless_it_is_said(build: Builder) -> None:
     code = (await (await build()).shorten()).json["short_code"]
     [row] = await build.database.fetch(LINKS)

@@ -270,6 +270,7 @@ async def test_a_search_finds_what_a_link_is_now(links: LinksWorld) -> None:
 async def test_other_filters_are_refused(links: LinksWorld) -> None:
     statuses, sorts = "status must be one of active, expired, disabled, deleted", "sort must be one of created, clicks"
     messages = {
+        "tag=%20%20": "a tag must not be empty",
         "status=gone": statuses,
         "status=ACTIVE": statuses,
         "sort=title": sorts,

@@ -55,9 +55,9 @@ async def found(database: Database, workspace_id: str = ALICE.workspace_id, **re
     return [row["id"] for row in rows]
 
 
-def crowd(title: str) -> list[Link]:
-    """So many older links that SQLite thinks of another road."""
-    return [some_link(number, title=title, original_url="d:") for number in range(1, MANY + 1)]
+def crowd(title: str, *tags: str) -> list[Link]:
+    """So many older links, with so many tags, that another road is shorter."""
+    return [some_link(number, title=title, original_url="d:", tags=tags) for number in range(1, MANY + 1)]
 
 
 WORDS = (
@@ -72,12 +72,18 @@ WORDS = (
 )
 
 
-CROWDS = ["", "campaign skip SKIP [k]* ЖУК ångström GRÖßE 東京タワー"]
+EVERYTHING = "campaign skip SKIP [k]* ЖУК ångström GRÖßE 東京タワー"
+CROWDS = {
+    "few matches": [""],
+    "many matches": [EVERYTHING],
+    "many tags": ["", "red"],
+    "many of both": [EVERYTHING, "red"],
+}
 TEXTS = ("campaign", "Skip", "kip", "[K]", "s?", "a skip b", "e-1", "nowhere", "com/1", "жУК", "ångs", "röß", "京タワ")
 
 
-@pytest.mark.parametrize("title", CROWDS, ids=["few matches", "many matches"])
-async def test_what_is_found_does_not_depend_on_the_road(database: Database, title: str) -> None:
+@pytest.mark.parametrize("others", CROWDS.values(), ids=CROWDS.keys())
+async def test_what_is_found_does_not_depend_on_the_road(database: Database, others: list[str]) -> None:
     chance = random.Random(3)
     made = [
         some_link(
@@ -92,11 +98,11 @@ async def test_what_is_found_does_not_depend_on_the_road(database: Database, tit
     await keep(database, *made)
     requests = [
         {"text": text, "tag": tag, "status": status, "sort": sort, "limit": 200}
-        for text, tag, status, sort in itertools.product(TEXTS, ("", "red"), (None, *Status), Sort)
+        for text, tag, status, sort in itertools.product((*TEXTS, "", "c"), ("", "red"), (None, *Status), Sort)
     ]
     among_few = [await found(database, **request) for request in requests]
     assert sum(map(bool, among_few)) > len(requests) / 3
-    await keep(database, *crowd(title))
+    await keep(database, *crowd(*others))
     for request, before in zip(requests, among_few, strict=True):
         # The crowd is older and was never clicked, so that it comes after all others.
         assert [one for one in await found(database, **request) if one > MANY] == before, request

@@ -189,6 +189,15 @@ async def test_a_request_that_is_repeated_with_its_key(links: LinksWorld) -> Non
     assert await links.count() == 2
 
 
+async def test_two_keys_are_refused_since_nobody_knows_which_one_a_repetition_has(links: LinksWorld) -> None:
+    for target, body in (("/shorten", {"url": URL}), ("/shorten/bulk", {"urls": [URL]})):
+        for second in ("one", "another"):
+            answer = await links.call("POST", target, body, "Idempotency-Key: one", f"idempotency-key: {second}")
+            assert said(answer) == (400, "Idempotency-Key must be sent once")
+        assert (await links.call("POST", target, body, "Idempotency-Key: one-" + target[-4:])).status in {200, 201}
+    assert await links.count() == 1
+
+
 async def test_many_at_once(links: LinksWorld) -> None:
     rows: list[Any] = [URL, "example.com", {"url": URL, "title": "another"}, 7, {"url": 7}, None, URL]
     answer = await links.call("POST", "/shorten/bulk", {"urls": rows})

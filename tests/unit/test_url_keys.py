@@ -155,6 +155,15 @@ def test_lowercase_is_document_001_s_trim_and_lowercase_of_the_whole() -> None:
     assert url_key("https://example.com", "lowercase") != url_key("https://example.com/", "lowercase")
 
 
+def test_keys_of_one_form_are_none_of_the_other() -> None:
+    for url in ("https://youtu.be/abc", "https://example.com/"):
+        assert normalized(url, "lowercase") == normalized(url, "rfc3986")
+        assert url_key(url, "lowercase") != url_key(url, "rfc3986")
+
+
 def test_the_key_is_the_sha_256_digest_of_the_normal_form() -> None:
     assert url_key("HTTPS://example.com", "rfc3986") == hashlib.sha256(b"https://example.com/").digest()
-    assert url_key("https://example.com/Ä", "lowercase") == hashlib.sha256("https://example.com/ä".encode()).digest()
+    assert (
+        url_key("https://example.com/Ä", "lowercase")
+        == hashlib.sha256("lowercase\nhttps://example.com/ä".encode()).digest()
+    )

@@ -108,9 +108,11 @@ class BulkShortening:
         chunks = await self._chunks(rows, remembered)
         await self._refuse_threats(chunks)
         parts = {part: answer.body for part, answer in remembered.items() if part != COUNTED}
+        is_new = request is None
         for chunk in chunks:
-            parts[chunk.part] = await self._shorten(owner, chunk, request)
-        if request is not None and not chunks:
+            parts[chunk.part], made = await self._shorten(owner, chunk, request)
+            is_new = is_new or made
+        if not is_new:
             self._known_key.inc()
             log.info("request repeated", extra={"user_id": owner.user_id})
         results = b",".join(parts[part][1:-1] for part in sorted(parts))
@@ -166,15 +168,15 @@ class BulkShortening:
                     chunk.troubles[number] = Unsafe(threats[draft.destination.url])
                     del chunk.drafts[number]
 
-    async def _shorten(self, owner: Owner, chunk: _Chunk, request: KeyedRequest | None) -> bytes:
-        """The results of a chunk as a JSON array."""
+    async def _shorten(self, owner: Owner, chunk: _Chunk, request: KeyedRequest | None) -> tuple[bytes, bool]:
+        """The results of a chunk as a JSON array, and whether they are ours and not those of a copy of the request."""
         while True:
             try:
                 async with self._database.transaction() as tx:
                     if request is not None:
                         remembered = await self._memory.claim(tx, request, chunk.part)
                         if remembered is not None:
-                            return remembered.body
+                            return remembered.body, False
                     wanted = await self._insert(tx, owner, chunk)
                     results = msgspec.json.encode(self._results(chunk, wanted))
                     if request is not None:
@@ -183,7 +185,7 @@ class BulkShortening:
                 await clear_away(obstacle.links, database=self._database, cache=self._cache, clock=self._maker.clock)
             else:
                 await self._tell(owner, wanted)
-                return results
+                return results, True
 
     async def _insert(self, tx: Transaction, owner: Owner, chunk: _Chunk) -> list[_Wanted]:
         wanted = open_wishes = self._wanted(owner, chunk)

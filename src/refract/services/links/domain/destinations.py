@@ -126,8 +126,12 @@ def spelt_for_lists(url: str) -> str:
 
 
 def url_key(url: str, normalization: Normalization) -> bytes:
-    """What the unique index compares: a digest, because a URL can be longer than an index takes."""
-    return hashlib.sha256(normalized(url, normalization).encode()).digest()
+    """What the unique index compares: a digest, because a URL can be longer than an index takes.
+
+    Keys of one form never meet those of the other: after a change of the setting `/abc` must not find a link to `/AbC`.
+    """
+    form = "" if normalization == "rfc3986" else f"{normalization}\n"  # no URL has a line end
+    return hashlib.sha256(f"{form}{normalized(url, normalization)}".encode()).digest()
 
 
 def _check_characters(text: str) -> None:

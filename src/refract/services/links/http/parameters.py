@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any
 
+from litestar import Request
 from litestar.di import NamedDependency
 from litestar.enums import RequestEncodingType
 from litestar.openapi.spec import Example
 from litestar.params import BodyKwarg, HeaderParameter, PathParameter, QueryParameter
 
+from refract.kernel.errors import Invalid
 from refract.runtime.tokens import Claims
 from refract.services.links.domain.drafts import Wish
 from refract.services.links.domain.link import Owner
@@ -18,6 +20,13 @@ Caller = NamedDependency[Claims]
 def owner_of(caller: Claims) -> Owner:
     """The owner that a token speaks for."""
     return Owner(caller.subject, caller.email)
+
+
+def check_sent_once(request: Request[Any, Any, Any]) -> None:
+    """Raises Invalid where there are two keys: nobody can tell which one a repetition would have."""
+    keys = sum(name == b"idempotency-key" for name, _ in request.scope["headers"])
+    if keys > 1:
+        raise Invalid("Idempotency-Key must be sent once")
 
 
 def _query(description: str, **schema: Any) -> QueryParameter:

@@ -14,7 +14,7 @@ from refract.services.links.commands.shortening import Shortening
 from refract.services.links.http import parameters
 from refract.services.links.http.bodies import LINK_BYTES, read_rows
 from refract.services.links.http.describing import LINK, TAGS, errors
-from refract.services.links.http.parameters import Caller, owner_of
+from refract.services.links.http.parameters import Caller, check_sent_once, owner_of
 from refract.services.links.queries.views import LinkView
 
 PLAIN_BYTES = 4_096
@@ -56,6 +56,7 @@ def shortening_routes(shortening: Shortening, bulk: BulkShortening) -> list[Any]
         data: parameters.ShortenRequest,
         idempotency_key: parameters.IdempotencyKey = None,
     ) -> Response[bytes]:
+        check_sent_once(request)
         if not data.describes and len(await request.body()) > PLAIN_BYTES:
             raise BodyTooLarge
         return _response(await shortening.answer(owner_of(caller), data, idempotency_key))
@@ -73,8 +74,12 @@ def shortening_routes(shortening: Shortening, bulk: BulkShortening) -> list[Any]
         **takes_body(BULK_BYTES),
     )
     async def shorten_many(
-        caller: Caller, data: parameters.BulkRequest, idempotency_key: parameters.IdempotencyKey = None
+        request: Request[Any, Any, Any],
+        caller: Caller,
+        data: parameters.BulkRequest,
+        idempotency_key: parameters.IdempotencyKey = None,
     ) -> Response[bytes]:
+        check_sent_once(request)
         return _response(await bulk.answer(owner_of(caller), await read_rows(data), idempotency_key))
 
     return [shorten, shorten_many]

@@ -92,7 +92,7 @@ class PageRequest:
             cursor=Cursor.read(after, order) if after else Cursor(),
             limit=read_limit(limit),
             text=_text("q", q),
-            tag=_text("tag", tag).strip(),  # as tags are kept
+            tag=_tag(tag),
             status=_choice("status", status, Status) if status else None,
         )
 
@@ -108,6 +108,14 @@ def _text(name: str, text: str) -> str:
     if _CONTROL.search(text) is not None:
         raise Invalid(f"{name} must not contain control characters")
     return text
+
+
+def _tag(text: str) -> str:
+    """As tags are kept, without space around them. None is called nothing: that would show all links."""
+    tag = _text("tag", text).strip()
+    if text and not tag:
+        raise Invalid("a tag must not be empty")
+    return tag
 
 
 def _choice(name: str, text: str, choices: type[Choice]) -> Choice:
