@@ -18,6 +18,7 @@ from tests.support.servers import PostgreSQL, RabbitMQ, Redis
 from tests.support.servers.places import free_port
 from tests.support.stack import variables
 from tests.support.waiting import eventually
+from tests.support.workers import children, that_listen
 
 SERVICE = "analytics"
 """Any would do; this one needs no Redis."""
@@ -39,11 +40,6 @@ def parent(environment: dict[str, str], tmp_path: Path) -> Iterator[Running]:
         yield started
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started, oldest first."""
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def is_running(pid: int) -> bool:
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -51,19 +47,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def listening(pid: int, port: int) -> bool:
-    """Whether a process has a listening socket on the port."""
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    inodes = {line.split()[9] for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A"}
-    held = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
-    return any(f"socket:[{inode}]" in held for inode in inodes)
-
-
 def working(started: Running) -> list[int]:
     """The workers, once there are three of them and all listen."""
-    port = int(started.address.rpartition(":")[2])
-    pids = children(started.process.pid)
-    return pids if len(pids) == 3 and all(listening(pid, port) for pid in pids) else []
+    return that_listen(started.process.pid, int(started.address.rpartition(":")[2]), 3)
 
 
 def three_free_ports() -> int:

@@ -235,3 +235,17 @@ async def test_a_connection_that_died_while_it_waited_is_asked_again_once(ways: 
         assert ways.seen == (1, 1, 1)
         assert place.results() == {"success": 2, "failure": 0, "undecided": 0, "late": 0}
         await nothing_is_left(place)
+
+
+@both_paths
+async def test_a_visit_that_is_asked_for_again_is_the_same_click(fast: bool) -> None:
+    bare = Bare(CUT, first=(OK,))
+    async with side(bare, fast=fast) as place:
+        await place.warm_up()
+        for _ in range(2):
+            await asked(place, GET)
+        names = [lines(head, b"x-click-id: ") for head in bare.heads]
+        assert [len(each) for each in names] == [1] * 4
+        assert names[0] == names[1] != names[2] == names[3]
+        await asked(place, head("GET", "/api/stats/abc"))
+        assert lines(bare.heads[-1], b"x-click-id: ") == [], "it is about links only"

@@ -55,6 +55,7 @@ async def test_nobody_says_who_they_are(front: Front) -> None:
             "X-User-ID: admin",
             "X_User_Id: admin",
             "x-USER_email: a@b",
+            "X-Click-ID: 1.2.3.4",
             "Connection: X-User-ID, X-Forwarded-For, x-secret",
         ),
         *(
@@ -71,7 +72,7 @@ async def test_nobody_says_who_they_are(front: Front) -> None:
     by_name = dict(seen)
     assert sorted(name for name, _ in seen) == [
         *("authorization", "cookie", "host"),
-        *("x-correlation-id", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+        *("x-click-id", "x-correlation-id", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
     ]
     assert by_name["host"] != "test"
     assert by_name["x-forwarded-for"] == "127.0.0.1"
@@ -121,7 +122,7 @@ async def test_how_a_client_came_is_what_a_trusted_proxy_says(
 
 
 OURS = ("x-user-id", "x-user-email", "x-user-role", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
-SINGLE = ("forwarded", "x-real-ip", "host", "x-correlation-id")
+SINGLE = ("forwarded", "x-real-ip", "host", "x-correlation-id", "x-click-id")
 
 
 @st.composite

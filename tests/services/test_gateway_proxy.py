@@ -14,6 +14,9 @@ from tests.support.fronts import mirror, send_answer, url_of
 from tests.support.http import Client, fetch, running
 from tests.support.upstreams import OK, Open, Script, doors
 
+MUTE = [("GET", 1, 200, 2), ("HEAD", 1, 200, 2), ("GET", 2, 502, 2), ("POST", 1, 502, 1), ("DELETE", 1, 502, 1)]
+"""A method, how many die, what the client is told, and how often the service was asked."""
+
 
 @pytest.fixture
 async def door() -> AsyncIterator[Open]:
@@ -229,6 +232,48 @@ async def test_a_second_try_is_on_a_fresh_connection_and_the_last(door: Open) ->
         server.close()  # four connections wait, each will die at the next request, and there will be no fifth
         assert (await fetch(port, "/b")).status == 502
     assert len(asked) == 1
+
+
+class Mute:
+    """A service that reads requests and hangs up: the first ones of all, and from then on it answers."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths
+        self.heads: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+                if len(self.heads) <= self.deaths:
+                    break
+                writer.write(OK)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(("method", "deaths", "status", "asked"), MUTE)
+async def test_a_fresh_connection_that_dies_in_silence_has_one_more_behind_it(
+    door: Open, method: str, deaths: int, status: int, asked: int
+) -> None:
+    mute = Mute(deaths)
+    async with await asyncio.start_server(mute.serve, "127.0.0.1", 0) as server:
+        port = await door(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert (await fetch(port, "/a", method=method)).status == status
+    assert len(mute.heads) == asked
+    assert len(set(mute.heads)) == 1
+
+
+async def test_a_kept_connection_that_dies_has_two_fresh_ones_behind_it(door: Open) -> None:
+    mute = Mute(0)
+    async with await asyncio.start_server(mute.serve, "127.0.0.1", 0) as server:
+        port = await door(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for deaths, status in ((2, 200), (9, 502)):
+            assert (await fetch(port, "/kept")).status == 200
+            mute.heads.clear()
+            mute.deaths = deaths
+            assert (await fetch(port, "/a")).status == status
+            assert len(mute.heads) == 3
+            mute.deaths = 0
 
 
 async def test_a_line_break_in_a_header_never_leaves() -> None:

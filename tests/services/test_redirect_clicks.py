@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from ipaddress import ip_network
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from refract.kernel.ids import new_event_id
 from refract.runtime.client_address import Network
 from refract.runtime.ports import Database
 from refract.runtime.server import HttpServer
@@ -18,7 +20,7 @@ from refract.services.links.domain.link import Status
 from tests.support.clocks import START
 from tests.support.http import Client, fetch, head
 from tests.support.links import ALICE, BOB
-from tests.support.redirects import CLOSE, SALT, Instance, RedirectWorld, asked, exchange, redirects, words
+from tests.support.redirects import CLOSE, LAST, SALT, Instance, RedirectWorld, asked, exchange, redirects, words
 from tests.support.waiting import eventually
 
 __all__ = ["redirects"]
@@ -211,6 +213,48 @@ async def test_the_gateway_and_links_see_the_same_visitor(redirects: RedirectWor
 def files_beside(location: Path) -> Iterable[Path]:
     """The files of a database: itself, its log, and its spools."""
     return (path for path in location.parent.rglob("*") if path.is_file())
+
+
+async def test_a_click_that_the_gateway_has_named_is_one_however_often_it_is_asked_for(
+    redirects: RedirectWorld,
+) -> None:
+    codes = [await redirects.link(name) for name in ("known", "cold", "colder")]
+    instance = await redirects.instance(trusted=TRUSTED)
+    await fetch(instance.fast.port, f"/{codes[0]}")
+    before, names = await redirects.clicks(), []
+    for code, server in zip(codes, (instance.fast, instance.fast, instance.slow), strict=True):
+        names.append(new_event_id())
+        for _ in range(2):
+            # The same head twice on one connection, as if it could be remembered; and in the end on another one.
+            sent = asked(f"/{code}", f"X-Click-ID: {names[-1]}".encode())
+            await exchange(server, sent * 2 + LAST)
+    found = [click.event_id for click in await redirects.clicks(before)]
+    assert sorted(found) == sorted(names * 4)
+
+
+@pytest.mark.parametrize(
+    "name", [b"", b"mine", b"0" * 36, b"0199C0DE-0000-7000-8000-000000000000", b'"' * 36, b"\xff" * 36]
+)
+async def test_what_is_no_name_of_a_click_is_none(redirects: RedirectWorld, name: bytes) -> None:
+    code = await redirects.link("odd-name")
+    instance = await redirects.instance(trusted=TRUSTED)
+    for server in (instance.fast, instance.fast, instance.slow):
+        click = await click_of(redirects, server, asked(f"/{code}", b"X-Click-ID: " + name, CLOSE))
+        assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", click.event_id)
+        assert click.event_id.encode() != name
+
+
+async def test_nobody_else_names_clicks(redirects: RedirectWorld) -> None:
+    """Or clicks could be made to be one, and not be counted."""
+    code = await redirects.link("unnamed")
+    near, far = await redirects.instance(trusted=TRUSTED), await redirects.instance()
+    doors = [await redirects.gateway(near, trusted=TRUSTED, with_fast_path=fast) for fast in (True, False)]
+    name = new_event_id()
+    sent = asked(f"/{code}", f"X-Click-ID: {name}".encode())
+    for server in (far.fast, far.slow, *doors):
+        before = await redirects.clicks()
+        await exchange(server, sent * 3 + LAST)
+        assert len({click.event_id for click in await redirects.clicks(before)} - {name}) == 3
 
 
 async def test_no_address_lies_anywhere(redirects: RedirectWorld) -> None:

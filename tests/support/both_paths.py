@@ -31,7 +31,9 @@ both_paths = pytest.mark.parametrize("fast", [True, False], ids=["fast", "applic
 
 Piece = bytes | str
 _DATE = re.compile(rb"(?m)^date: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r$")
-_NEW_ID = re.compile(rb"(?m)^(x-correlation-id): [0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\r$")
+_NEW_ID = re.compile(
+    rb"(?m)^(x-correlation-id|x-click-id): [0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\r$"
+)
 _PORT = re.compile(rb"127\.0\.0\.1:\d+")
 
 

@@ -59,6 +59,11 @@ class Route:
     own_origin: bool = False
     streams: bool = False
 
+    @property
+    def makes_clicks(self) -> bool:
+        """Whether a request of this row may be a click, which is one however often the service is asked for it."""
+        return self.limit is REDIRECT
+
 
 @dataclass(frozen=True, slots=True)
 class Match:

@@ -50,6 +50,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     sample = settings.redirect_log_sample
     log = RequestLog(WIRE_NAME, sample, metrics=foundation.metrics, route=REDIRECT_PATH)
     redirects = await _redirects(foundation, settings, cache, clicks)
+    addresses = ClientAddresses(foundation.trusted_proxies)
 
     async def settle() -> None:
         """What the hot path has not finished when the last request is answered."""
@@ -60,7 +61,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
     return compose(
         WIRE_NAME,
         foundation,
-        routes=[*_routes(foundation, settings, cache, limiter, lease, safety), redirect_route(redirects)],
+        routes=[*_routes(foundation, settings, cache, limiter, lease, safety), redirect_route(redirects, addresses)],
         queues=QUEUES,
         reactions=[invalidations(cache), totals(), departures(leaving)],
         tasks=[
@@ -72,7 +73,7 @@ async def build_links(foundation: Foundation, settings: LinksSettings, cache: Ca
             Task("clicks", clicks.run, settle),
             Task("leaving", leaving.run),
         ],
-        fast_path=FastRedirect(redirects, log, ClientAddresses(foundation.trusted_proxies)),
+        fast_path=FastRedirect(redirects, log, addresses),
         can_wait=UrlClicked.routing_key(),
         log_samples={REDIRECT_PATH: sample},
     )

@@ -36,6 +36,11 @@ CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 30.0
 """Seconds that a service has for the headers of its answer once it has the request, or to take a piece of its body."""
 
+TRIES = 3
+"""Of a question that may be asked twice and gets no byte of an answer: over a connection that waited, which may have
+died of old age; over a fresh one, which may have been queued for a process that is gone; and over one more, which tells
+the truth about the service. Without the last a single worker that dies would look like dozens of failures."""
+
 LOOK_AROUND = 0.1
 """Seconds between two looks at what is under way, for deadlines and for clients that have gone."""
 
@@ -184,15 +189,18 @@ class Proxy:
     ) -> Connection:
         """Send the request, and return when the head of the answer is here."""
         connection = asked or pool.waiting()
-        if connection is not None:
+        left = TRIES if connection is not None else TRIES - 1
+        while True:
+            left -= 1
+            if connection is None:
+                connection = await _connected(pool, exchange)
             try:
-                return await self._ask_on(connection, question, exchange, is_asked=asked is not None)
+                return await self._ask_on(connection, question, exchange, is_asked=connection is asked)
             except ConnectionDied:
-                # It may have died of old age; what a fresh one says about the service is the truth.
-                if exchange.heard or not question.repeatable or self._closed:
+                if exchange.heard or not question.repeatable or self._closed or not left:
                     raise
                 exchange.error = None
-        return await self._ask_on(await _connected(pool, exchange), question, exchange)
+            connection = None
 
     async def _ask_on(
         self, connection: Connection, question: Question, exchange: Exchange, *, is_asked: bool = False

@@ -63,7 +63,9 @@ _HOP_BY_HOP = frozenset(
 
 _NOT_ANSWERED = _HOP_BY_HOP | {b"date"}
 _NEVER_NAMED = frozenset({b"authorization", b"close", b"keep-alive"})
-_ONLY_OURS = frozenset({b"forwarded", b"host", b"x-api-key", b"x-correlation-id", b"x-real-ip", b"x-sms-user-id"})
+_ONLY_OURS = frozenset(
+    {b"forwarded", b"host", b"x-api-key", b"x-click-id", b"x-correlation-id", b"x-real-ip", b"x-sms-user-id"}
+)
 """An API key is here because it goes no further: services get its owner's token."""
 _ONLY_OURS_PREFIXES = (b"x-forwarded-", b"x-user-")
 
@@ -74,12 +76,21 @@ _FOLDED = bytes(
 
 
 def forwarded_headers(
-    sent: Iterable[Header], *, correlation_id: str, client: str, scheme: str, host: bytes, caller: Caller = NOBODY
+    sent: Iterable[Header],
+    *,
+    correlation_id: str,
+    client: str,
+    scheme: str,
+    host: bytes,
+    caller: Caller = NOBODY,
+    click_id: str = "",
 ) -> list[Header]:
     """A request's headers as a service gets them: the client's own, and ours in place of any that pretended to be."""
-    correlated = (b"x-correlation-id", correlation_id.encode())
+    ids = [(b"x-correlation-id", correlation_id.encode())]
+    if click_id:
+        ids.append((b"x-click-id", click_id.encode()))
     way = way_fields(client, scheme, host)
-    return [*own_fields(sent), *token_fields(caller), correlated, *way, *caller_fields(caller)]
+    return [*own_fields(sent), *token_fields(caller), *ids, *way, *caller_fields(caller)]
 
 
 def own_fields(sent: Iterable[Header]) -> list[Header]:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from refract.kernel.errors import Kind, NotFound, RefractError
+from refract.kernel.ids import new_event_id
 from refract.runtime.client_address import ClientAddresses
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.web import STATUSES
@@ -149,6 +150,7 @@ def inner_scope(scope: Scope, match: Match, asked: Asked, caller: Caller) -> Sco
             scheme=asked.scheme,
             host=asked.host,
             caller=caller,
+            click_id=new_event_id() if match.route.makes_clicks else "",
         ),
         "client": (address, 0) if address else None,
         "server": scope.get("server"),

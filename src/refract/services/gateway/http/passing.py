@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from refract.kernel.errors import RefractError
-from refract.kernel.ids import new_correlation_id
+from refract.kernel.ids import new_correlation_id, new_event_id
 from refract.runtime.correlation import correlated
 from refract.runtime.edge import Receive, Scope, Send, answer
 from refract.runtime.exchange import ended_with, error_body
@@ -126,12 +126,14 @@ class Carrier:
         row, guest, caller, guard = passing.row, passing.guest, passing.caller, self._checks.guard
         if not guard.is_closed(row.route) or passing.ended_with:
             return False
-        correlated = b"x-correlation-id: %b\r\n" % passing.correlation_id
+        ids = b"x-correlation-id: %b\r\n" % passing.correlation_id
+        if row.route.makes_clicks:
+            ids = b"%bx-click-id: %b\r\n" % (ids, new_event_id().encode())
         if caller is NOBODY:
-            lines = b"".join((guest.own, correlated, guest.way))
+            lines = b"".join((guest.own, ids, guest.way))
         else:
             who, token = lines_of(caller_fields(caller)), lines_of(token_fields(caller))
-            lines = b"".join((guest.own, token, correlated, guest.way, who))
+            lines = b"".join((guest.own, token, ids, guest.way, who))
         passing.errand = guard.send_out(row.route, passing.method, row.target, lines, passing)
         if passing.errand is None:
             return False

@@ -26,7 +26,15 @@ from refract.services.links.redirect.memory import FRESH_SECONDS, Memory
 from refract.services.links.redirect.records import LinkRecord
 from refract.services.links.redirect.renewing import Renewals
 from refract.services.links.redirect.visitors import Visitor, Visitors
-from refract.services.links.redirect.visits import OPENING, ClientWords, Moment, is_prefetch, owner_part, query_part
+from refract.services.links.redirect.visits import (
+    OPENING,
+    ClientWords,
+    Moment,
+    click_id,
+    is_prefetch,
+    owner_part,
+    query_part,
+)
 from refract.services.links.settings import Durability
 
 log = logging.getLogger(__name__)
@@ -123,7 +131,7 @@ class Redirects:
         if counts(method, fields):
             self.moment.look()
             visit = self.visit_part(fields, query, self.visitors.of(client))
-            click, _ = self.click(decided, visit, correlation_id.encode())
+            click, _ = self.click(decided, visit, correlation_id.encode(), click_id(fields))
             if self.waits:
                 await self.clicks.recorded(click)
             else:
@@ -181,9 +189,12 @@ class Redirects:
         words = self._words.of(fields)
         return b"%b,%b%b" % (visitor.fragment, words, query_part(query) if query else b"")
 
-    def click(self, link: Prepared, visit: bytes, correlation_id: bytes | None) -> tuple[bytes, bytes]:
+    def click(
+        self, link: Prepared, visit: bytes, correlation_id: bytes | None, event_id: bytes | None = None
+    ) -> tuple[bytes, bytes]:
         """The event as JSON, at `moment`, and its correlation id: the event's own where the caller has none."""
-        event_id = new_event_id().encode()
+        if event_id is None:
+            event_id = new_event_id().encode()
         if correlation_id is None:
             correlation_id = event_id
         return b'%b%b%b%b%b%b","correlation_id":"%b"}' % (

@@ -18,7 +18,7 @@ from refract.services.links.redirect.engine import Prepared, Redirects, counts
 from refract.services.links.redirect.gathering import Gathering, Guest, Visit
 from refract.services.links.redirect.lookup import Found
 from refract.services.links.redirect.visitors import Visitor
-from refract.services.links.redirect.visits import is_prefetch
+from refract.services.links.redirect.visits import CLICK_ID, click_id, is_prefetch
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ class FastRedirect(FastPath):
         fields = dict(headers)
         if len(fields) != len(headers) or not target.startswith(b"/") or self._takes_away(fields):
             return None  # a field that came twice is for somebody with more time
+        if CLICK_ID in fields and (self._at_gateway or not self._addresses.trusts(peer)):
+            del fields[CLICK_ID]
         path, query, code = target, b"", target[1:]
         link = self._entries.get(code)
         if link is None:
@@ -113,6 +115,8 @@ class FastRedirect(FastPath):
         fields = dict(headers)
         if len(fields) != len(headers) or b"x-correlation-id" in fields or is_prefetch(fields):
             return None
+        if CLICK_ID in fields:
+            return None  # it is for one request
         if self._takes_away(fields):
             return None
         visitor = self._meet(peer, fields)
@@ -187,7 +191,7 @@ class FastRedirect(FastPath):
         click = None
         if counts(held.method, fields):
             visit = redirects.visit_part(fields, query, visitor)
-            click, correlation_id = redirects.click(link, visit, correlation_id)
+            click, correlation_id = redirects.click(link, visit, correlation_id, click_id(fields))
         elif correlation_id is None:
             correlation_id = new_correlation_id().encode()
         self._send(held, link, click, correlation_id, limits)

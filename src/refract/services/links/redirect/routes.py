@@ -10,8 +10,10 @@ from litestar.params import PathParameter
 from litestar.types import ASGIApp
 from msgspec import Struct
 
+from refract.runtime.client_address import ClientAddresses
 from refract.services.links.domain.link import REDIRECT_STATUSES
 from refract.services.links.redirect.engine import Redirects
+from refract.services.links.redirect.visits import CLICK_ID
 
 REDIRECT_PATH = "/{code}"
 """What the route is called in metrics and by whoever wants fewer of its log lines."""
@@ -43,7 +45,7 @@ class FollowOperation(Operation):
             )
 
 
-def redirect_route(redirects: Redirects) -> Any:
+def redirect_route(redirects: Redirects, addresses: ClientAddresses) -> Any:
     """GET and HEAD of a short code."""
 
     @route(
@@ -65,10 +67,13 @@ def redirect_route(redirects: Redirects) -> Any:
     )
     async def follow(request: Request[Any, Any, Any], code: Code) -> ASGIApp:
         scope = request.scope
+        fields, peer = dict(scope["headers"]), scope["client"]
+        if CLICK_ID in fields and (peer is None or not addresses.trusts(peer[0])):
+            del fields[CLICK_ID]
         return await redirects.answer(
             scope["method"].encode(),
             code,
-            dict(scope["headers"]),
+            fields,
             scope["query_string"],
             client=scope["state"]["client_address"],
             correlation_id=scope["state"]["correlation_id"],

@@ -1,5 +1,6 @@
 """What a request says about the click it makes, in the words of the event."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -20,6 +21,11 @@ LONGEST_REMEMBERED = 2048
 OPENING = b'{"event_type":"url.clicked","short_code":"'
 """The beginning of every click, which the code follows."""
 
+CLICK_ID = b"x-click-id"
+"""By which the gateway names the click of a request: asked again, because a process died before it answered, it is the
+same click. Whoever is no proxy of ours may not say so."""
+
+_EVENT_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _encode = msgspec.json.Encoder().encode
 _PREFETCHES = frozenset({b"purpose", b"sec-purpose", b"x-purpose", b"x-moz"})
 
@@ -30,6 +36,12 @@ def is_prefetch(fields: Mapping[bytes, bytes]) -> bool:
         return False
     said = b" ".join(fields[name] for name in _PREFETCHES if name in fields).lower()
     return b"prefetch" in said or b"preview" in said or b"prerender" in said
+
+
+def click_id(fields: Mapping[bytes, bytes]) -> bytes | None:
+    """The id that a click has already; None where it is given one here."""
+    given = fields.get(CLICK_ID)
+    return None if given is None or _EVENT_ID.match(given) is None else given
 
 
 @lru_cache(maxsize=REMEMBERED)
