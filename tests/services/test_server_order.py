@@ -1,6 +1,8 @@
 """The hook of the hot path: answers at once, held ones, and everything in the order of the requests."""
 
 import asyncio
+import socket
+import struct
 
 import pytest
 
@@ -127,8 +129,49 @@ async def test_a_release_for_a_client_that_has_gone_is_no_error() -> None:
         async with await Client.connect(server.port) as client:
             await client.send(head("GET", "/held1") + head("GET", "/held2"))
             await eventually(lambda: len(hot.held) == 2)
+            reset(client)
         await eventually(lambda: server.connections == 0)
         hot.release("/held2", "/held1")
+
+
+def reset(client: Client) -> None:
+    """Hang up in a way that says that nothing will be read any more."""
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()
+
+
+@pytest.mark.parametrize("targets", [["/held1"], ["/held1", "/held2"], ["/fast", "/held1", "/fast"]])
+async def test_who_only_listens_any_more_gets_what_is_held_and_the_end(targets: list[str]) -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(b"".join(head("GET", target) for target in targets))
+        client.writer.write_eof()
+        held = [target for target in targets if "held" in target]
+        await eventually(lambda: len(hot.held) == len(held))
+        hot.release(*reversed(held))
+        received = [await client.answer() for _ in targets]
+        assert [answer.text for answer in received] == targets
+        assert received[-1].closes
+        assert await client.is_closed()
+
+
+async def test_half_a_request_behind_it_is_the_end_of_all() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/held") + b"GET /hal")
+        await eventually(lambda: hot.held)
+        client.writer.write_eof()
+        assert await client.is_closed()
+
+
+async def test_for_the_application_who_says_no_more_has_gone() -> None:
+    hot, gate = Hot(), Gate()
+    async with running(gate, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/slow") + head("GET", "/held"))
+        await eventually(lambda: gate.waiting == 1 and hot.held)
+        client.writer.write_eof()
+        assert await client.is_closed()
+        await eventually(lambda: server.connections == 0)
 
 
 async def test_a_held_answer_that_never_comes_is_given_up() -> None:

@@ -84,6 +84,11 @@ class Refusal(HeldAnswer, eq=False, gc=False):
 Turn = Exchange | HeldAnswer
 
 
+def _is_held(turn: Turn) -> bool:
+    """Whether it comes by itself, and nobody is asked for it who might leave off."""
+    return isinstance(turn, HeldAnswer) and not isinstance(turn, PassedOn)
+
+
 class Flow(FlowControl):
     """Uvicorn's flow control, which exchanges use too: none of them may resume a connection that can take no more."""
 
@@ -120,6 +125,17 @@ class TurnTaking(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport, self._may_resume)
         self._idle_since = self._shared.now
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client says no more. Where held answers are all that is due it gets them, and then the end: short scripts
+        close their side at once, and what they asked for is counted. To whoever works for it, it has gone."""
+        if not self._turns or not all(_is_held(turn) for turn in self._turns):
+            return False
+        self._final = self._deaf = True
+        last = self._turns[-1]
+        assert isinstance(last, HeldAnswer)
+        last.closes = True
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone; those who still work for it are told."""
