@@ -12,7 +12,7 @@ from refract.kernel.events import LINK_EXCHANGE
 from refract.runtime.fast_path import HeldAnswer
 from refract.runtime.ports import Database
 from refract.runtime.transactions import StatementFailed
-from refract.services.links.redirect import bundles, clicks, shelter
+from refract.services.links.redirect import clicks, shelter
 from refract.services.links.redirect.bundles import ROW_BYTES, ROW_CLICKS
 from refract.services.links.redirect.spool import Spool
 from tests.support.clicks import Writing, click, numbers, numbers_in
@@ -250,17 +250,6 @@ async def test_a_click_that_no_database_takes_does_not_hold_up_the_others(writin
         await eventually(lambda: writing.counted("clicks_recorded_total") == 2)
     assert await numbers(writing.database) == [1, 2]
     assert writing.counted("clicks_shed_total") == 1
-
-
-async def test_a_spool_that_is_brought_back_leaves_the_others_their_turn(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundles, "ROW_CLICKS", 2)
-    writing.spool.append([click(number) for number in range(10)])
-    async with writing.running():
-        await eventually(lambda: not writing.files)
-    assert writing.notes == ["commit"] * 5
-    assert list(map(numbers_in, await writing.database.fetch(OUTBOX))) == [[n, n + 1] for n in range(0, 10, 2)]
 
 
 # The end

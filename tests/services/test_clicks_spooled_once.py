@@ -67,3 +67,20 @@ async def test_another_flusher_while_clicks_overflow(writing: Writing, monkeypat
         await eventually(lambda: not writing.writer._away)
     await writing.writer.drain()
     assert await numbers(writing.database) == [1, 2, 3, 50]
+
+
+async def test_a_stop_while_clicks_overflow(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clicks, "LATER_LIMIT", 3)
+    monkeypatch.setattr(clicks, "FLUSH_TIMEOUT", 60.0)
+    monkeypatch.setattr(clicks, "DRAIN_SECONDS", 60.0)
+    disk = SlowSpool(writing, monkeypatch)
+    writing.writer.record_later(click(1), click(2), click(3))
+    await eventually(lambda: disk.appended)
+    draining = asyncio.create_task(writing.writer.drain())
+    await asyncio.sleep(0)  # it has begun, and knows of nothing but the clicks that are on their way to the spool
+    disk.may_go_on.set()
+    await draining
+    await eventually(lambda: writing.counted("clicks_spooled_total") == 3)
+    assert writing.notes == ["commit"]
+    assert await numbers(writing.database) == [1, 2, 3]
+    assert writing.files == []
