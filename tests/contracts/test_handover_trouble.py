@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
-from refract.kernel.errors import Unavailable
+from refract.kernel.errors import NotPublished, Unavailable
 from refract.runtime import handover, outbox
 from refract.runtime.handover import HELD_SECONDS, Handover
 from refract.runtime.messages import Message
@@ -105,6 +106,28 @@ async def test_what_was_saved_without_a_word_is_left_to_the_relay_at_the_end(wor
     assert await are_free(world, 0)
     await ours.drain()
     assert await are_free(world, 1)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_what_a_relay_has_tried_and_put_off_meanwhile_is_left_as_it_is(
+    world: World, bus: Counted, reader: QueueReader, heard: bool
+) -> None:
+    """A row that has failed and says of no moment when it is due would be tried by nobody."""
+    ours = handing_over(world, bus, None if heard else Unheard(world.database, Unavailable("database", "no answer")))
+    ours._is_on = True
+    with nullcontext() if heard else pytest.raises(Unavailable):
+        await ours.post(array(world, 1))
+    [held] = await world.outbox()
+    world.turn((held["next_attempt_at"] - world.clock.now()).total_seconds() + 1)
+    bus.outcome = lambda _: NotPublished("refused")
+    await world.relay(bus=bus).move()  # type: ignore[arg-type]  # Counted is a stand-in
+    [put_off] = await world.outbox()
+    assert put_off["attempts"] == 1
+    await ours.drain()
+    assert await world.outbox() == [put_off]
+    world.turn(outbox.LONGEST_PAUSE)
+    await world.relay().drain()
+    assert bodies(await drain(reader, 1)) == [b"[1]"]
 
 
 async def test_one_that_is_cancelled_from_inside_ends_and_the_next_goes_on_with_what_it_had(
