@@ -1,6 +1,7 @@
 """Looking up links in trouble, on both modes: strange copies and codes, a database that fails or falls silent."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -90,6 +91,22 @@ def test_the_status_that_counts_and_how_long_it_does() -> None:
     assert disabled.effective_status(expiry) is Status.DISABLED
     assert disabled.seconds_left(NOW) is None
     assert record(link()).seconds_left(NOW) is None
+
+
+async def test_an_older_change_that_is_heard_of_late_makes_no_copy_good_again(
+    lookup: Lookup, database: Database, cache: Cache
+) -> None:
+    """Events come in any order, and again; a Redis that takes no writes keeps what it has."""
+    before = link(version=2)
+    code = before.short_code
+    after = replace(before, original_url="https://example.com/changed", version=3)
+    await add(database, after)
+    await cache.set_many([CacheEntry(f"url:{code}", 2, encode_copy(record(before)), 60)])
+    assert await lookup.unchanged([(code, 301, 2)]) == [True]
+    for order in (3, 2):
+        lookup.hear_orders({f"url:{code}": order})
+    assert await lookup.unchanged([(code, 301, 2)]) == [False]
+    assert await lookup.find(code) == record(after)
 
 
 @pytest.mark.parametrize("odd", ["a\0b", "\ud800", "ü", "x" * 65, "a\nb"])
