@@ -134,6 +134,22 @@ async def test_a_body_is_never_taken_for_a_known_request() -> None:
         assert (await client.answer()).text == f"POST /slow {len(body)}"
 
 
+async def test_after_a_request_that_is_to_be_the_last_a_known_one_is_not_taken() -> None:
+    """It would be counted, and nobody would ever answer it."""
+    known = Known()
+    async with running(echo, fast_path=known) as server, await Client.connect(server.port) as client:
+        await client.get("/fast")
+        await client.send(head("GET", "/held1", "Connection: close"))
+        await eventually(lambda: b"/held1" in known.held)
+        (connection,) = server._open_connections()
+        connection.data_received(head("GET", "/held2"))  # not by the client: nobody could say when it has arrived
+        known.held[b"/held1"].release(response(b"/held1"))
+        answer = await client.answer()
+        assert (answer.text, answer.closes) == ("/held1", True)
+        assert await client.is_closed()
+    assert known.ways == ["parser"] * 2
+
+
 async def test_after_the_stop_a_known_request_is_the_last_of_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LAST_CALL_SECONDS", 30.0)
     async with running(echo, fast_path=Known()) as server, await Client.connect(server.port) as client:

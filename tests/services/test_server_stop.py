@@ -9,9 +9,10 @@ from refract.kernel.errors import Misconfigured
 from refract.runtime import server as server_module
 from refract.runtime.edge import Receive, Scope, Send
 from refract.runtime.fast_path import FastPath, Headers, HeldAnswer
-from refract.runtime.server import HANDSHAKE_SECONDS, HttpServer
+from refract.runtime.protocol import PIECE_BYTES, PIECES_AT_ONCE
+from refract.runtime.server import HANDSHAKE_SECONDS, HttpServer, ServerLimits
 from tests.support.applications import Gate, echo
-from tests.support.http import Client, fetch, head, running
+from tests.support.http import PATIENCE, Client, fetch, head, running
 from tests.support.waiting import eventually
 
 
@@ -175,3 +176,42 @@ async def test_stop_cuts_what_outlives_the_grace_period() -> None:
         await eventually(lambda: gate.waiting == 1)
         await server.stop(grace=0.1)
         assert await client.is_closed()
+
+
+async def test_a_request_that_was_read_and_not_parsed_yet_is_answered_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client takes the answers to those before it slowly, and until then none is parsed any more."""
+    monkeypatch.setattr(server_module, "LAST_CALL_SECONDS", 0.0)
+    body = bytes(1024 * 1024)  # a few of these are more than the sockets between server and client have room for
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    waits: list[float] = []
+
+    class Hot(FastPath):
+        def __call__(self, method: bytes, target: bytes, headers: Headers, peer: str) -> bytes:
+            return answer
+
+    class Noting(HttpServer):
+        async def _emptied(self, timeout: float) -> None:
+            waits.append(timeout)
+            await super()._emptied(timeout)
+
+    server = Noting(echo, fast_path=Hot(), limits=ServerLimits(send=PATIENCE))
+    await server.start()
+    async with await Client.connect(server.port) as client:
+        await eventually(lambda: server.connections)
+        (connection,) = server._open_connections()
+        asked = head("GET", "/", "X-Padding: ")
+        asked = head("GET", "/", "X-Padding: " + "x" * (PIECE_BYTES - len(asked)))
+        # As it was read: where one begins and ends in what comes over a wire, nobody can say.
+        connection.data_received(asked * 2 * PIECES_AT_ONCE)
+        await eventually(lambda: connection.flow.write_paused)
+        assert connection._unparsed
+        assert not connection._turns
+        stopping = asyncio.create_task(server.stop(grace=60))
+        await eventually(lambda: len(waits) == 2)  # by now what is idle was closed
+        answers = [await client.answer()]
+        while not answers[-1].closes:
+            answers.append(await client.answer())
+        assert await client.is_closed()
+        await stopping
