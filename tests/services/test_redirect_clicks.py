@@ -121,7 +121,11 @@ async def test_what_is_no_click(redirects: RedirectWorld) -> None:
     ]
     for server in (instance.fast, instance.slow, instance.fast):
         for header in headers:
-            assert (await fetch(server.port, f"/{code}", header)).status == 301
+            ahead = await fetch(server.port, f"/{code}", header)
+            # Or the browser would follow what it has kept when somebody clicks, and that click would be nobody's.
+            assert (ahead.status, ahead.headers["cache-control"]) == (301, "no-store"), header
+            asked_for_head = await fetch(server.port, f"/{code}", header, method="HEAD")
+            assert asked_for_head.headers["cache-control"] == "private, max-age=90", header
         assert (await fetch(server.port, f"/{code}", method="HEAD")).status == 301
         assert (await fetch(server.port, f"/{redirects.code('absent')}")).status == 404
         assert (await fetch(server.port, f"/{code}", method="POST")).status == 405
@@ -129,7 +133,8 @@ async def test_what_is_no_click(redirects: RedirectWorld) -> None:
     assert (await fetch(limited.port, f"/{code}", method="HEAD")).status == 301
     assert [(await fetch(limited.port, f"{path}{code}")).status for path in ("/", "/r/", "/%2d")] == [429] * 3
     assert await redirects.clicks() == []
-    assert (await fetch(instance.fast.port, f"/{code}", "Purpose: something else")).status == 301
+    clicked = await fetch(instance.fast.port, f"/{code}", "Purpose: something else")
+    assert (clicked.status, clicked.headers["cache-control"]) == (301, "private, max-age=90")
     assert len(await redirects.clicks()) == 1
 
 

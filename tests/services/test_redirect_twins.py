@@ -41,6 +41,7 @@ ODD_URLS = {
     "pipe": "https://example.com/{a|b}\\c",
     "fragment": "https://example.com/?utm_source=a#top",
 }
+PREFETCH = b"Sec-Purpose: prefetch"
 BEYOND = "\N{GREEK SMALL LETTER PI}".encode()
 
 
@@ -153,9 +154,11 @@ async def test_every_kind_of_link(twins: Twins) -> None:
     for prefix in twins.prefixes:
         for name, code in twins.codes.items():
             for _ in range(2):  # found, and then remembered
-                for method in ("GET", "HEAD"):
-                    sent = asked(f"{prefix}{code}", method=method) + LAST
-                    await twins.compare(sent, answered=b"HTTP/1.1 %d " % EXPECTED.get(name, 301))
+                for method, *said in (("GET",), ("HEAD",), ("GET", PREFETCH), ("HEAD", PREFETCH)):
+                    sent, status = asked(f"{prefix}{code}", *said, method=method) + LAST, EXPECTED.get(name, 301)
+                    received = await twins.compare(sent, answered=b"HTTP/1.1 %d " % status)
+                    is_unkept = b"\r\ncache-control: no-store\r\n" in received.partition(b"\r\n\r\n")[0]
+                    assert is_unkept == (status > 400 or (method == "GET" and bool(said))), (name, method, said)
 
 
 async def test_headers(twins: Twins) -> None:

@@ -62,6 +62,12 @@ def redirect_fields(record: LinkRecord, seconds_left: float | None) -> bytes:
     )
 
 
+def unkept(fields: bytes) -> bytes:
+    """The same fields, with which no browser keeps the answer."""
+    location, _, _ = fields.partition(b"\r\ncache-control: ")
+    return b"%b\r\ncache-control: no-store\r\ncontent-length: 0\r\n" % location
+
+
 def failed(*, wants_page: bool) -> Answer:
     """Something went wrong that nobody has thought of."""
     return _failing(RefractError(), wants_page=wants_page)

@@ -19,6 +19,7 @@ from refract.services.links.redirect.answers import (
     refusal,
     status_line,
     unavailable,
+    unkept,
 )
 from refract.services.links.redirect.clicks import ClickWriter
 from refract.services.links.redirect.lookup import LONGEST_CODE, Found, Lookup
@@ -88,6 +89,11 @@ class Prepared(Struct, gc=False, frozen=True):
             return self
         return replace(self, fields=self.fields.replace(_LONGEST, b"\r\ncache-control: private, max-age=%d\r\n" % left))
 
+    def uncounted(self, method: bytes) -> Self:
+        """The same for a request that is no click. What a browser has fetched ahead it would follow by itself once
+        somebody clicks, and nobody would hear of that; a HEAD is told what a click would be."""
+        return self if method == b"HEAD" else replace(self, fields=unkept(self.fields))
+
     def answer(self) -> Answer:
         """The same as a value, for the slow path."""
         lines = self.fields.split(b"\r\n")[:-1]
@@ -128,14 +134,15 @@ class Redirects:
         decided = self.decide(code, found, fields, ticket)
         if isinstance(decided, Answer):
             return decided
-        if counts(method, fields):
-            self.moment.look()
-            visit = self.visit_part(fields, query, self.visitors.of(client))
-            click, _ = self.click(decided, visit, correlation_id.encode(), click_id(fields))
-            if self.waits:
-                await self.clicks.recorded(click)
-            else:
-                self.clicks.record_later(click)
+        if not counts(method, fields):
+            return decided.uncounted(method).answer()
+        self.moment.look()
+        visit = self.visit_part(fields, query, self.visitors.of(client))
+        click, _ = self.click(decided, visit, correlation_id.encode(), click_id(fields))
+        if self.waits:
+            await self.clicks.recorded(click)
+        else:
+            self.clicks.record_later(click)
         return decided.answer()
 
     def decide(self, code: str, found: Found, fields: Mapping[bytes, bytes], ticket: int) -> Prepared | Answer:

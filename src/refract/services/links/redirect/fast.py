@@ -192,8 +192,10 @@ class FastRedirect(FastPath):
         if counts(held.method, fields):
             visit = redirects.visit_part(fields, query, visitor)
             click, correlation_id = redirects.click(link, visit, correlation_id, click_id(fields))
-        elif correlation_id is None:
-            correlation_id = new_correlation_id().encode()
+        else:
+            link = link.uncounted(held.method)
+            if correlation_id is None:
+                correlation_id = new_correlation_id().encode()
         self._send(held, link, click, correlation_id, limits)
 
     def _send(
