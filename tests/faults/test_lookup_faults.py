@@ -293,7 +293,7 @@ async def test_a_database_that_fell_silent_is_unavailable_soon_and_then_found_ag
         database = await open_database(dsn)
         links = await some_links(database, 3)
         lookup = Lookup(one.cache, database, SystemClock())
-        memory: Memory[Entry] = Memory(10, time.monotonic)
+        memory: Memory[Entry] = Memory(10, time.monotonic, capacity_bytes=1_000)
         memory.listen(one.cache)
         known, dropped, unknown = (found.short_code for found in links)
         for code in (known, dropped):

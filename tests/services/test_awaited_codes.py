@@ -28,7 +28,7 @@ def workshop(database: Database) -> Workshop:
 @pytest.fixture
 def memory(workshop: Workshop) -> Memory[Remembered]:
     """What a process remembers that was asked for the next codes, and for an alias."""
-    memory: Memory[Remembered] = Memory(10, workshop.clock.monotonic)
+    memory: Memory[Remembered] = Memory(10, workshop.clock.monotonic, capacity_bytes=1_000)
     memory.listen(workshop.cache)
     for code in (*FORESEEN, "spring"):
         assert memory.keep_absent(code.encode(), memory.ticket)

@@ -98,7 +98,7 @@ async def test_a_change_whose_drop_was_never_sent_is_dropped_through_the_outbox(
     world: World, cache: Cache, redis_namespace: str, event: Callable[[str, int], LinkEvent]
 ) -> None:
     code = redis_namespace.replace(":", "-")
-    memory: Memory[Entry] = Memory(10, world.clock.monotonic)
+    memory: Memory[Entry] = Memory(10, world.clock.monotonic, capacity_bytes=1_000)
     memory.listen(cache)
     await keep(cache, code, 4)
     memory.keep(code.encode(), Entry("old"), memory.ticket)

@@ -22,6 +22,10 @@ class Entry:
     stale_until: float = 3600.0
     renew_at: float = 30.0
 
+    @property
+    def size(self) -> int:
+        return len(self.name)
+
     def renewed(self, lifetimes: tuple[float, float, float]) -> "Entry":
         renew_at, fresh_until, stale_until = lifetimes
         return Entry(self.name, fresh_until, stale_until, renew_at)
@@ -34,7 +38,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def memory(clock: ManualClock) -> Memory[Entry]:
-    return Memory(100, clock.monotonic, absent_capacity=100)
+    return Memory(100, clock.monotonic, capacity_bytes=10_000, absent_capacity=100)
 
 
 def keep(memory: Memory[Entry], name: str) -> None:

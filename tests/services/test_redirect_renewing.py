@@ -44,6 +44,7 @@ class Entry(Struct, frozen=True):
     renew_at: float = 0.0
     fresh_until: float = 0.0
     stale_until: float = 0.0
+    size: int = 100
 
     def renewed(self, lifetimes: tuple[float, float, float]) -> "Entry":
         return Entry(self.status, self.order, *lifetimes)
@@ -51,7 +52,7 @@ class Entry(Struct, frozen=True):
 
 @pytest.fixture
 def memory(clock: ManualClock) -> Memory[Entry]:
-    return Memory(1_000, clock.monotonic)
+    return Memory(1_000, clock.monotonic, capacity_bytes=100_000)
 
 
 class Desk:

@@ -27,7 +27,7 @@ from refract.services.links.queries.links import LinkQueries
 from refract.services.links.queries.views import LinkViews
 from refract.services.links.reactions import QUEUES, departures, hear_changes, invalidations, totals
 from refract.services.links.redirect.clicks import ClickWriter
-from refract.services.links.redirect.engine import LINKS_IN_MEMORY, Prepared, Redirects
+from refract.services.links.redirect.engine import BYTES_IN_MEMORY, LINKS_IN_MEMORY, Prepared, Redirects
 from refract.services.links.redirect.fast import FastRedirect
 from refract.services.links.redirect.lookup import Lookup
 from refract.services.links.redirect.memory import Memory
@@ -146,7 +146,7 @@ async def _safety(foundation: Foundation, settings: LinksSettings) -> Safety:
 
 async def _redirects(foundation: Foundation, settings: LinksSettings, cache: Cache, clicks: ClickWriter) -> Redirects:
     salt = settings.click_salt or await kept_secret(foundation.database, "CLICK_SALT")
-    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic)
+    memory: Memory[Prepared] = Memory(LINKS_IN_MEMORY, foundation.clock.monotonic, capacity_bytes=BYTES_IN_MEMORY)
     memory.listen(cache)
     lookup = Lookup(cache, foundation.database, foundation.clock)
 

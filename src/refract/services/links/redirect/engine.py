@@ -41,7 +41,11 @@ from refract.services.links.settings import Durability
 log = logging.getLogger(__name__)
 
 LINKS_IN_MEMORY = 120_000
-"""About a kilobyte each."""
+"""Some 600 bytes each in all, where a destination has a hundred."""
+
+BYTES_IN_MEMORY = 48_000_000
+"""Of codes, answers and owners. Usual links have 250 each, so that their number is what ends them; but a `Location` may
+have 8,000, and 120,000 of those would be a gigabyte in a process that is to stay under 250 MB."""
 
 SAME_ANSWER = MAX_AGE + FRESH_SECONDS
 """Seconds: a link that expires sooner has another `max-age` in every answer, and is not kept as bytes."""
@@ -77,6 +81,12 @@ class Prepared(Struct, gc=False, frozen=True):
         status, fields = record.redirect_status, redirect_fields(record, seconds_left)
         owner = owner_part(record.user_id, record.user_email)
         return cls(status, _FIRST_LINES[status], fields, code, owner, record.order, *lifetimes)
+
+    @property
+    def size(self) -> int:
+        """Bytes of what was made for it. An owner's part may be shared with other links, and counts as if it were not:
+        it need not be, where there are many owners."""
+        return len(self.code) + len(self.fields) + len(self.owner)
 
     def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
         """The same for longer."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from refract.runtime.ports import Cache
 from refract.services.links.redirect.records import KEY_PREFIX
@@ -43,7 +43,11 @@ EVICTIONS = 256
 
 
 class Remembered(Protocol):
-    """What an entry says of its own life, in the seconds of the memory's clock."""
+    """What an entry says of its own life, in the seconds of the memory's clock, and of its size."""
+
+    @property
+    def size(self) -> int:
+        """How many bytes of its own it has; of an entry that is remembered it is never another."""
 
     @property
     def renew_at(self) -> float:
@@ -58,14 +62,15 @@ class Remembered(Protocol):
         """Until then it may be used when nobody can be asked."""
 
     def renewed(self, lifetimes: tuple[float, float, float]) -> Self:
-        """The same with these three moments."""
+        """The same, of the same size, with these three moments."""
 
 
 T = TypeVar("T", bound=Remembered)
+V = TypeVar("V")
 
 
 class Memory(Generic[T]):
-    """At most `capacity` entries by code, and apart from them the codes that do not exist.
+    """At most `capacity` entries by code, `capacity_bytes` together, and apart from them the codes that do not exist.
 
     An entry that is used is put in again whenever its freshness is over, and with that moves to the end; what has not
     been asked for the longest stands at the front and goes first. No hit has to move anything.
@@ -74,12 +79,16 @@ class Memory(Generic[T]):
     meanwhile, the answer may be older than the drop, and is not kept.
     """
 
-    def __init__(self, capacity: int, now: Callable[[], float], *, absent_capacity: int = ABSENT_CODES) -> None:
+    def __init__(
+        self, capacity: int, now: Callable[[], float], *, capacity_bytes: int, absent_capacity: int = ABSENT_CODES
+    ) -> None:
         self.entries: dict[bytes, T] = {}
         """For the hot path to look into, and for nobody else to change; it stays the same object."""
         self.ticket = 0
         """Rises with every drop."""
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
         self._absent_capacity = absent_capacity
         self._now = now
         self._cache: Cache | None = None
@@ -115,17 +124,18 @@ class Memory(Generic[T]):
         if self._outdated(code, ticket):
             return False
         self._absent.pop(code, None)
-        self.entries.pop(code, None)
+        self.forget(code)
         self.entries[code] = entry
-        if len(self.entries) > self._capacity:
-            _evict(self.entries)
+        self._bytes += entry.size
+        while len(self.entries) > self._capacity or (self._bytes > self._capacity_bytes and self.entries):
+            self._bytes -= sum(gone.size for gone in _evict(self.entries))
         return True
 
     def keep_absent(self, code: bytes, ticket: int) -> bool:
         """Remember for a short time that there is no such code; False if there may be one since."""
         if self._outdated(code, ticket):
             return False
-        self.entries.pop(code, None)
+        self.forget(code)
         self._absent.pop(code, None)
         self._absent[code] = self._now() + ABSENT_SECONDS
         if len(self._absent) > self._absent_capacity:
@@ -144,12 +154,14 @@ class Memory(Generic[T]):
 
     def forget(self, code: bytes) -> None:
         """Remove an entry that a look-up has found out of date, so that it is not used as a stale one either."""
-        self.entries.pop(code, None)
+        entry = self.entries.pop(code, None)
+        if entry is not None:
+            self._bytes -= entry.size
 
     def drop(self, code: bytes) -> None:
         """Forget a code, and refuse what was asked about it before now."""
         self.ticket += 1
-        self.entries.pop(code, None)
+        self.forget(code)
         self._absent.pop(code, None)
         self._dropped.pop(code, None)
         self._dropped[code] = self.ticket
@@ -175,7 +187,7 @@ class Memory(Generic[T]):
             entry = self.entries.get(code)
             if entry is not None and entry.fresh_until > until:
                 renew_at = min(entry.renew_at, _moment(since + _renewal(FRESH_SECONDS)))
-                # In its old place: nobody has asked for it.
+                # In its old place: nobody has asked for it. Its size is the same.
                 self.entries[code] = entry.renewed((renew_at, until, entry.stale_until))
         self._doubting = None
         if some:
@@ -189,6 +201,7 @@ class Memory(Generic[T]):
         self.ticket += 1
         self._oldest_ticket = self.ticket
         self.entries.clear()
+        self._bytes = 0
         self._absent.clear()
         self._dropped.clear()
 
@@ -211,6 +224,6 @@ def _step(number: int) -> float:
     return number / STEPS_A_SECOND
 
 
-def _evict(kept: dict[bytes, Any]) -> list[Any]:
+def _evict(kept: dict[bytes, V]) -> list[V]:
     """Remove the first of a dictionary; returns what they were."""
     return [kept.pop(code) for code in list(islice(kept, max(1, len(kept) // EVICTIONS)))]
