@@ -112,10 +112,6 @@ class Connection(RepeatedHeads):
             self.loop.call_soon(self._parse_rest)  # not now: this may be a callback of the parser
         return not self._unparsed
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """The client says no more; with half a request, or some that are not parsed yet, it has gone."""
-        return not self._unparsed and not self._message_open and super().eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, and what it sent last does not matter any more."""
         self._unparsed = NOTHING

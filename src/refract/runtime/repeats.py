@@ -57,6 +57,10 @@ class RepeatedHeads(TurnTaking):
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn says None, which asyncio takes for False
+        """The client says no more; with half a request, or some that are not parsed yet, it has gone."""
+        return not self._unparsed and not self._message_open and super().eof_received()
+
     def _learn(self, data: bytes) -> None:
         """Remember the head of a request that was answered fast, if these bytes are that request and nothing else."""
         assert self._fast_path is not None
