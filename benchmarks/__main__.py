@@ -70,7 +70,7 @@ IN_WORKSHOP = {
 OVER_SERVERS = {"health": health.measure, "relay": relay.measure, "idle": idle.measure}
 NAMES = (*ALONE, *IN_WORKSHOP, *OVER_SERVERS)
 WHEN_ALL = Options(rounds=2, seconds=2, minutes=0.2, links=200_000, clicks=1_000_000)
-"""Shorter, where everything is measured one after the other."""
+"""Shorter, where everything is measured one after the other: what is asked of more or longer gets no verdict then."""
 
 
 def run(names: Sequence[str], options: Options) -> None:

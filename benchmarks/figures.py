@@ -55,6 +55,11 @@ def verdict(target: str, *, met: bool) -> str:
     return f"target: {target}: {'met' if met else 'MISSED'}"
 
 
+def short_form(target: str, call: str) -> str:
+    """What stands in the place of a verdict where less was measured than the target speaks of."""
+    return f'no verdict: {target}: this is the short form; the full one is make bench ARGS="{call}"'
+
+
 def json_line(name: str, figures: Mapping[str, Any]) -> str:
     """The last line of a measurement, for programs."""
     return json.dumps({"benchmark": name, **figures}, separators=(",", ":"))

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from benchmarks.asking import call, fetch
 from benchmarks.cores import server_core
-from benchmarks.figures import Rounds, json_line, table, verdict
+from benchmarks.figures import Rounds, json_line, short_form, table, verdict
 from benchmarks.instances import wait_until_quiet
 from benchmarks.services import new_database, service
 from benchmarks.stats_history import DAYS, LINKS, History, days, make_history
@@ -82,7 +82,7 @@ def measure(workshop: Workshop) -> None:
             history = make_history(dsn, some)
             describe(history)
             tails = ask(workshop, workshop.servers, dsn, history)
-        figures[str(some)] = report(history, tails, before)
+        figures[str(some)] = report(some, history, tails, before)
         before = tails
     print(json_line("stats", figures))
 
@@ -142,8 +142,8 @@ def _calls(ready: Ready, history: History, question: Question, whose: str) -> It
         yield call("GET", question.target(code), ready.token)
 
 
-def report(history: History, tails: Tails, before: Tails | None) -> dict[str, Any]:
-    """Print a table and the verdicts, beside what fewer clicks took; returns the figures."""
+def report(asked: int, history: History, tails: Tails, before: Tails | None) -> dict[str, Any]:
+    """Print a table and, of as many clicks as the targets are for, the verdicts; returns the figures."""
     names = list(dict.fromkeys(name for name, _, _ in tails))
     columns = [(whose, connections) for whose in WHOSE for connections in CONNECTIONS]
     rows = [(name, *(tails[name, whose, connections].shown() for whose, connections in columns)) for name in names]
@@ -153,12 +153,17 @@ def report(history: History, tails: Tails, before: Tails | None) -> dict[str, An
         allowed = target if before is None else GROWTH * target
         worst = max((tails[key].median, key[0], key[1]) for key in tails if key[2] == connections)
         told = f"{connections} connection{'s' if connections > 1 else ''}: every p99 under {allowed:g} ms"
-        print(verdict(f"{told} (worst {worst[0]:.1f}, {worst[1]} of {worst[2]})", met=worst[0] < allowed))
+        told += f" (worst {worst[0]:.1f}, {worst[1]} of {worst[2]})"
+        if asked < BASE_CLICKS:
+            print(short_form(f"{told} of {BASE_CLICKS:,} clicks", f"stats --clicks {BASE_CLICKS}"))
+        else:
+            print(verdict(told, met=worst[0] < allowed))
     if before is not None:
         grown = max((tails[key].median / before[key].median, key) for key in tails)
         print(f"  at most {grown[0]:.2f} times as long as with fewer clicks ({', '.join(map(str, grown[1]))})")
     return {
         "clicks": history.clicks,
+        "full": asked >= BASE_CLICKS,
         "hottest": history.hottest,
         "bytes_raw": round(history.bytes_raw / history.clicks, 1),
         "bytes_rolled_up": round(history.bytes_rolled_up / history.clicks, 1),
