@@ -16,10 +16,12 @@ from benchmarks.flow import COUNTED, PENDING, Flow, asking_postgresql, send
 from benchmarks.instances import wait_until_quiet
 from benchmarks.links import OWNER, SeedLink, seed_links, seed_postgresql
 from benchmarks.services import new_database, service
+from benchmarks.storage import Storage
 from benchmarks.visits import Visits
 from benchmarks.workshop import Ready, Workshop
 from benchmarks.wrk import ensure_wrk, write_requests
 from benchmarks.wrk import send as ask_in_turn
+from tests.support.servers import PostgreSQL
 from tests.support.servers.selection import SERVERS, started
 
 LINKS = 5_000
@@ -67,11 +69,12 @@ def measure(workshop: Workshop) -> None:
     ensure_wrk()
     print(
         f"click-lag: {RATE:,} clicks a second over links, analytics and notifications, the servers and the load beside "
-        f"them, data on {workshop.disk}; {PROBES} clicks are followed, seconds from when they were sent"
+        f"them; {PROBES} clicks are followed, seconds from when they were sent"
     )
     links = seed_links(LINKS)
     with ExitStack() as stack:
         servers = {server.variable: server.address for server in stack.enter_context(started(SERVERS))}
+        print(f"  {Storage.of(servers[PostgreSQL.variable])}")
         ready = {}
         for name in ("links", "analytics", "notifications"):
             dsn = stack.enter_context(new_database(servers, name))

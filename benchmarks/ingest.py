@@ -43,7 +43,7 @@ def measure(workshop: Workshop) -> None:
     """Print the figures."""
     rounds = min(3, workshop.options.rounds)
     print(
-        f"ingest: refract run analytics on one core, PostgreSQL and RabbitMQ on the other, data on {workshop.disk}; "
+        f"ingest: refract run analytics on one core, PostgreSQL and RabbitMQ on the other, {workshop.storage}; "
         f"the queue is full before the clock runs; {rounds} rounds"
     )
     rates: dict[str, list[float]] = {name: [] for name in COUNTS}

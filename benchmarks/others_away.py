@@ -9,9 +9,10 @@ from benchmarks.instances import wait_until_quiet
 from benchmarks.links import seed_links, seed_postgresql, shuffled
 from benchmarks.services import new_database, service
 from benchmarks.steady_load import steadily
+from benchmarks.storage import Storage
 from benchmarks.workshop import Workshop
 from benchmarks.wrk import write_requests
-from tests.support.servers import RabbitMQ
+from tests.support.servers import PostgreSQL, RabbitMQ
 from tests.support.servers.selection import SERVERS, started
 
 LINKS = 5_000
@@ -27,7 +28,7 @@ def measure(workshop: Workshop) -> None:
     rounds = workshop.options.rounds
     print(
         f"others-away: redirects of links at {RATE:,} a second over {CONNECTIONS} connections, with analytics, "
-        f"notifications and RabbitMQ, and without; data on {workshop.disk}; {rounds} rounds of {SECONDS} s each"
+        f"notifications and RabbitMQ, and without; {rounds} rounds of {SECONDS} s each"
     )
     links = seed_links(LINKS)
     requests = write_requests(workshop.folder / "others-away", redirects(shuffled(links)))
@@ -35,6 +36,7 @@ def measure(workshop: Workshop) -> None:
     with ExitStack() as stack:
         running = stack.enter_context(started(SERVERS))
         servers = {server.variable: server.address for server in running}
+        print(f"  {Storage.of(servers[PostgreSQL.variable])}")
         [broker] = [server for server in running if isinstance(server, RabbitMQ)]
         databases = {name: stack.enter_context(new_database(servers, name)) for name in ("links", *READERS)}
         asyncio.run(seed_postgresql(databases["links"], links))

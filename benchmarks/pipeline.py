@@ -11,9 +11,11 @@ from benchmarks.figures import json_line, table, verdict
 from benchmarks.flow import COUNTED, HEADER, PENDING, Flow, Run, asking_postgresql, asking_sqlite, climb, send
 from benchmarks.links import seed_links, seed_postgresql
 from benchmarks.services import new_database, service
+from benchmarks.storage import Storage
 from benchmarks.visits import Visits
 from benchmarks.workshop import Workshop
 from benchmarks.wrk import write_requests
+from tests.support.servers import PostgreSQL
 from tests.support.servers.selection import SERVERS, started
 
 LINKS = 5_000
@@ -32,12 +34,13 @@ def measure(workshop: Workshop) -> None:
     """Print the figures of separate processes."""
     print(
         f"pipeline: links and analytics as processes of their own, PostgreSQL, RabbitMQ, Redis and the load beside "
-        f"them on the same cores, data on {workshop.disk}; {LINKS:,} links"
+        f"them on the same cores; {LINKS:,} links"
     )
     links = seed_links(LINKS)
     with ExitStack() as stack:
         running = stack.enter_context(started(SERVERS))
         servers = {server.variable: server.address for server in running}
+        print(f"  {Storage.of(servers[PostgreSQL.variable])}")
         pids = {server.name: server.pid for server in running}
         analytics_dsn = stack.enter_context(new_database(servers, "analytics"))
         links_dsn = stack.enter_context(new_database(servers, "links"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from benchmarks.asking import call, fetch
 from benchmarks.cores import on_load_core
@@ -37,6 +38,7 @@ def measure(workshop: Workshop) -> None:
         f"{REQUESTS_A_SECOND * options.seconds:,} requests over {CONNECTIONS} connections, and {BULK_REQUESTS} bulk "
         f"requests of {BULK_URLS:,} URLs over {BULK_CONNECTIONS}"
     )
+    print(f"  SQLite's data on {workshop.disk}; {workshop.storage}")
     single: dict[str, list[Reached]] = {mode: [] for mode in MODES}
     bulk: dict[str, list[float]] = {mode: [] for mode in MODES}
     for mode in MODES:
@@ -45,10 +47,11 @@ def measure(workshop: Workshop) -> None:
                 file = new_urls(ready, workshop.folder / "shorten", REQUESTS_A_SECOND * options.seconds)
                 single[mode].append(send_once(ready, file, connections=CONNECTIONS))
                 bulk[mode].append(_in_bulk(ready))
-    _show(single, {mode: Rounds.of(values) for mode, values in bulk.items()})
+    figures = _show(single, {mode: Rounds.of(values) for mode, values in bulk.items()})
+    print(json_line("shorten", {**figures, "disk": workshop.disk, "postgresql": workshop.storage.as_json()}))
 
 
-def _show(single: dict[str, list[Reached]], bulk: dict[str, Rounds]) -> None:
+def _show(single: dict[str, list[Reached]], bulk: dict[str, Rounds]) -> dict[str, Any]:
     rates = {mode: Rounds.of(reached.rate for reached in each) for mode, each in single.items()}
     tails = {mode: Rounds.of(reached.p99 for reached in each) for mode, each in single.items()}
     costs = {mode: Rounds.of(reached.cpu for reached in each) for mode, each in single.items()}
@@ -62,7 +65,7 @@ def _show(single: dict[str, list[Reached]], bulk: dict[str, Rounds]) -> None:
     print(verdict(f"PostgreSQL: aim of {AIM:,} a second", met=rates[ours].median >= AIM))
     print(verdict(f"PostgreSQL: p99 under {TARGET_MILLISECONDS:g} ms", met=tails[ours].median < TARGET_MILLISECONDS))
     print(verdict(f"PostgreSQL: at least {BULK_TARGET:,} URLs a second in bulk", met=bulk[ours].median >= BULK_TARGET))
-    figures = {
+    return {
         mode: {
             "rps": rates[mode].as_json(),
             "p99_ms": tails[mode].as_json(),
@@ -71,7 +74,6 @@ def _show(single: dict[str, list[Reached]], bulk: dict[str, Rounds]) -> None:
         }
         for mode in MODES
     }
-    print(json_line("shorten", figures))
 
 
 def new_urls(ready: Ready, file: Path, number: int) -> Path:

@@ -50,7 +50,7 @@ def measure(workshop: Workshop) -> None:
     options = workshop.options
     print(
         f"sms: one process, PostgreSQL, Redis and Kafka on the same two cores, {CONNECTIONS} connections, "
-        f"{options.rounds} rounds of {options.seconds} s"
+        f"{options.rounds} rounds of {options.seconds} s; {workshop.storage}"
     )
     reached: dict[Load, list[Reached]] = {load: [] for load in LOADS}
     for fast_path in (True, False):

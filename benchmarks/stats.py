@@ -77,7 +77,7 @@ def measure(workshop: Workshop) -> None:
     figures: dict[str, Any] = {}
     before: Tails | None = None
     for some in (BASE_CLICKS, clicks) if clicks > BASE_CLICKS else (clicks,):
-        print(f"stats: {some:,} clicks of {DAYS} days over {LINKS:,} links, data on {workshop.disk}")
+        print(f"stats: {some:,} clicks of {DAYS} days over {LINKS:,} links, {workshop.storage}")
         with new_database(workshop.servers, "analytics") as dsn:
             history = make_history(dsn, some)
             describe(history)
