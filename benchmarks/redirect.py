@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.asking import BROWSER, check_redirects, redirects
-from benchmarks.clicks import stored_clicks
+from benchmarks.clicks import ClickWatch, Kept
 from benchmarks.disk import sync_times
 from benchmarks.figures import Rounds, json_line, table, verdict
 from benchmarks.instances import Quiet, standing_still, wait_until_quiet
@@ -26,6 +26,8 @@ DURABILITY = "CLICK_DURABILITY"
 
 LEAST, LEAST_256, LEAST_ASYNC, AIM, AIM_ASYNC = 0.30, 0.45, 0.5, 0.6, 0.75
 P99_MILLISECONDS = 5.0
+FULL_SHARE = 0.9
+"""Of its core: below that nginx waited for the core of the load, or for others, and could have answered more."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,14 @@ class Contest:
         yardstick = self.seen[Run(NGINX, run.connections, run.headers)]
         return Rounds.of(ours.rate / other.rate for ours, other in zip(self.seen[run], yardstick, strict=True))
 
+    def busy(self, run: Run) -> Rounds:
+        """The share of its core that it used."""
+        return Rounds.of(reached.cpu * reached.rate / 1e6 for reached in self.seen[run])
+
+    def answered(self, subject: str) -> int:
+        """Redirects of all its runs; at the end of each a few are counted whose answer wrk does not wait for."""
+        return sum(reached.requests for run, seen in self.seen.items() if run.subject == subject for reached in seen)
+
     def rows(self) -> list[tuple[str, ...]]:
         """The table."""
         return [
@@ -110,9 +120,24 @@ class Contest:
                 f"{Rounds.of(reached.p50 for reached in seen).median:.2f}",
                 f"{Rounds.of(reached.p99 for reached in seen).median:.2f}",
                 f"{Rounds.of(reached.cpu for reached in seen).median:.1f}",
+                f"{100 * self.busy(run).median:.0f}",
             )
             for run, seen in self.seen.items()
         ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where they compete: an instance for each durability, and what differs between the modes."""
+
+    name: str
+    ready: Mapping[str, Ready]
+    watches: Mapping[str, ClickWatch]
+    limiter: str
+    disk: Path
+    """A folder on the disk to which clicks are committed."""
+    storage: Mapping[str, Any]
+    tidy: Sequence[Callable[[], None]]
 
 
 def measure(workshop: Workshop) -> None:
@@ -121,25 +146,43 @@ def measure(workshop: Workshop) -> None:
     links = seed_links()
     print(f"redirect: refract serve over SQLite, data on {workshop.disk}")
     with ExitStack() as stack:
+        watches = _watches(workshop)
         ready = {
-            durability: stack.enter_context(workshop.embedded(links, {DURABILITY: durability}))
+            durability: stack.enter_context(
+                workshop.embedded(links, {DURABILITY: durability, **watches[durability].environment()})
+            )
             for durability in (COMMIT, ASYNC)
         }
-        _measure("redirect", workshop, links, ready, stack, tidy=(_write_back,))
+        limiter, storage = "limiter on", {"disk": workshop.disk}
+        stage = Stage("redirect", ready, watches, limiter, workshop.folder, storage, (_write_back,))
+        _measure(stage, workshop, links, stack)
 
 
 def measure_distributed(workshop: Workshop) -> None:
     """Print the figures of the service over PostgreSQL, Redis and RabbitMQ."""
     ensure_wrk()
     links = seed_links()
-    print(f"redirect-distributed: refract run links over PostgreSQL, Redis and RabbitMQ, data on {workshop.disk};")
-    print("  these servers share the core of the load")
+    storage = workshop.storage
+    print(
+        "redirect-distributed: refract run links over PostgreSQL, Redis and RabbitMQ, which share the core of the load;"
+    )
+    print(f"  {storage}")
     with ExitStack() as stack:
-        ready = {}
+        ready, watches = {}, _watches(workshop)
         for durability in (COMMIT, ASYNC):
             dsn = stack.enter_context(workshop.database(links))
-            ready[durability] = stack.enter_context(workshop.links_service(dsn, {DURABILITY: durability}))
-        _measure("redirect-distributed", workshop, links, ready, stack, tidy=(workshop.empty_queues, _write_back))
+            environment = {DURABILITY: durability, **watches[durability].environment()}
+            ready[durability] = stack.enter_context(workshop.links_service(dsn, environment))
+        # RATE_LIMIT_REDIRECT is the gateway's: what counting there costs is measured by `gateway`.
+        limiter = "no limiter (the gateway has it, and the service's own port is asked)"
+        figures = {"disk": storage.disk, "postgresql": storage.as_json()}
+        tidy = (workshop.empty_queues, _write_back)
+        stage = Stage("redirect-distributed", ready, watches, limiter, storage.folder, figures, tidy)
+        _measure(stage, workshop, links, stack)
+
+
+def _watches(workshop: Workshop) -> dict[str, ClickWatch]:
+    return {durability: ClickWatch(workshop.folder / f"spool-{durability}") for durability in (COMMIT, ASYNC)}
 
 
 def _write_back() -> None:
@@ -148,33 +191,29 @@ def _write_back() -> None:
     os.sync()
 
 
-def _measure(
-    name: str,
-    workshop: Workshop,
-    links: Sequence[SeedLink],
-    ready: Mapping[str, Ready],
-    stack: ExitStack,
-    *,
-    tidy: Sequence[Callable[[], None]],
-) -> None:
+def _measure(stage: Stage, workshop: Workshop, links: Sequence[SeedLink], stack: ExitStack) -> None:
     options = workshop.options
     nginx = stack.enter_context(Nginx(links))
     print(
-        f"  {len(links):,} links, server on one core and load on the other, limiter on, log to /dev/null; "
-        f"nginx {nginx.version()}; {options.rounds} rounds of {options.seconds} s"
+        f"  {len(links):,} links, server on one core and load on the other, {stage.limiter}, "
+        f"log to /dev/null; nginx {nginx.version()}; {options.rounds} rounds of {options.seconds} s"
     )
-    subjects: dict[str, Listening] = {NGINX: nginx, **ready}
+    subjects: dict[str, Listening] = {NGINX: nginx, **stage.ready}
     files = {
         headers: write_requests(workshop.folder / f"redirects-{bool(headers)}", redirects(shuffled(links), headers))
         for headers in ("", BROWSER)
     }
     _warm(workshop, links, subjects.values())
-    stored = stored_clicks(ready[COMMIT].database)
-    contest = Contest(subjects, files, tidy)
+    # With `async`, those of the warming are stored later: counted too soon, they would stand in for some that are lost.
+    before = _kept(stage)
+    contest = Contest(subjects, files, stage.tidy)
     contest.rest()
     contest.play(options.rounds, options.seconds)
-    print(table(("", "requests a second", "of nginx", "p50 ms", "p99 ms", "CPU µs each"), contest.rows()))
-    _check_clicks(contest, stored_clicks(ready[COMMIT].database) - stored)
+    print(
+        table(("", "requests a second", "of nginx", "p50 ms", "p99 ms", "CPU µs each", "% of its core"), contest.rows())
+    )
+    clicks = _check_clicks(contest, before, _kept(stage))
+    _tell_idle_nginx(contest)
     others = Rounds.of(100 * rest.others for rest in contest.rests)
     print(
         f"  clicks were sent on until {max(rest.seconds for rest in contest.rests):.1f} s after a run at most, and the "
@@ -182,11 +221,11 @@ def _measure(
         end="",
     )
     print(f"others had {others.shown('.0f')} % of the machine between runs")
-    figures = _figures(contest) | _steadily(contest, workshop)
-    figures["others_percent"] = others.as_json()
-    figures |= {"disk": workshop.disk, "rounds": options.rounds, "seconds": options.seconds}
+    figures = _figures(contest) | _steadily(contest, stage.disk, options.rounds)
+    figures |= {"clicks": clicks, "others_percent": others.as_json(), **stage.storage}
+    figures |= {"rounds": options.rounds, "seconds": options.seconds}
     _judge(figures)
-    print(json_line(name, figures))
+    print(json_line(stage.name, figures))
 
 
 def _warm(workshop: Workshop, links: Sequence[SeedLink], subjects: Iterable[Listening]) -> None:
@@ -197,12 +236,36 @@ def _warm(workshop: Workshop, links: Sequence[SeedLink], subjects: Iterable[List
         send_once(subject, in_order, connections=64)
 
 
-def _check_clicks(contest: Contest, stored: int) -> None:
-    """Whoever was answered was counted; at the end of a run a few are counted whose answer wrk does not wait for."""
-    answered = sum(reached.requests for run, seen in contest.seen.items() if run.subject == COMMIT for reached in seen)
-    if stored < answered:
-        raise RuntimeError(f"{answered:,} redirects were answered, and only {stored:,} clicks are stored")
-    print(f"  clicks commit: {answered:,} redirects answered, {stored:,} clicks stored")
+def _kept(stage: Stage) -> dict[str, Kept]:
+    return {durability: watch.at_rest(stage.ready[durability].database) for durability, watch in stage.watches.items()}
+
+
+def _check_clicks(contest: Contest, before: Mapping[str, Kept], after: Mapping[str, Kept]) -> dict[str, dict[str, int]]:
+    """Whoever was answered was counted. An instance that sheds clicks has less to do, and its rate is none of ours.
+
+    What is shed is told by the instance, too: a few more are stored than were answered, which could hide a few.
+    """
+    figures = {}
+    for durability, kept in after.items():
+        answered, safe = contest.answered(durability), kept.safe - before[durability].safe
+        told = (
+            f"clicks {durability}: {answered:,} redirects answered, {safe:,} clicks stored "
+            f"({kept.spooled:,} of them in the spool), {kept.shed:,} shed"
+        )
+        if kept.shed or safe < answered:
+            raise RuntimeError(told)
+        print(f"  {told}")
+        figures[durability] = {"answered": answered, "stored": safe, "spooled": kept.spooled, "shed": kept.shed}
+    return figures
+
+
+def _tell_idle_nginx(contest: Contest) -> None:
+    for run in (run for run in RUNS if run.subject == NGINX):
+        if (busy := contest.busy(run).median) < FULL_SHARE:
+            print(
+                f"  {run.name}: it used {100 * busy:.0f} % of its core and waited for that of the load, or for "
+                "others: the ratio may flatter us"
+            )
 
 
 def _figures(contest: Contest) -> dict[str, Any]:
@@ -225,10 +288,16 @@ def _figures(contest: Contest) -> dict[str, Any]:
     figures["cpu_us"] = {
         run.name: round(Rounds.of(reached.cpu for reached in seen).median, 2) for run, seen in contest.seen.items()
     }
+    shares = {
+        "nginx_busy": Run(NGINX, 64),
+        "nginx_busy_256": Run(NGINX, 256),
+        "nginx_busy_browser": Run(NGINX, 64, BROWSER),
+    }
+    figures |= {name: round(contest.busy(run).median, 3) for name, run in shares.items()}
     return figures | {"spread": {name: rounds.as_json() for name, rounds in (ratios | rates).items()}}
 
 
-def _steadily(contest: Contest, workshop: Workshop) -> dict[str, Any]:
+def _steadily(contest: Contest, disk: Path, rounds: int) -> dict[str, Any]:
     """Latency at half of the rate that the same instance reaches over as many connections, in several rounds; in turns
     with it nginx at that rate, and the disk by itself: where these have long tails, so has a click that waits."""
     requests = contest.files[""]
@@ -244,11 +313,11 @@ def _steadily(contest: Contest, workshop: Workshop) -> dict[str, Any]:
 
     most = steady(NGINX, 0.0)["rate"]
 
-    def disk() -> dict[str, float]:
+    def synced_alone() -> dict[str, float]:
         with contest.alone():
-            return sync_times(workshop.folder, DISK_SECONDS)
+            return sync_times(disk, DISK_SECONDS)
 
-    turns = [(steady(NGINX, full / 2), steady(COMMIT, full / 2), disk()) for _ in range(workshop.options.rounds)]
+    turns = [(steady(NGINX, full / 2), steady(COMMIT, full / 2), synced_alone()) for _ in range(rounds)]
     print(
         f"at {full / 2:,.0f} a second, half of the {full:,.0f} reached over {STEADY_CONNECTIONS} connections, "
         f"from when each request was due; the sender itself reaches {most:,.0f}:"
