@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -15,7 +14,7 @@ from refract.runtime import outbox
 from refract.runtime.correlation import correlated
 from refract.runtime.messages import Message
 from refract.runtime.outbox import MARK, pending_in_outbox
-from refract.runtime.ports import Database, QueueReader
+from refract.runtime.ports import QueueReader
 from refract.runtime.statements import Statement
 from refract.runtime.transactions import OUTBOX_COLUMNS
 from tests.support.buses import bodies, drain
@@ -24,9 +23,6 @@ from tests.support.waiting import eventually
 from tests.support.worlds import Noted, World, noted, running
 
 FOREVER = 3600.0
-WRITERS = 24
-ROWS = 20_000
-ROWS_AT_ONCE = 20
 ROW_ID = Statement("row_id", "Finds the row of a message.", "SELECT id FROM outbox WHERE message_id = :message_id")
 
 
@@ -363,34 +359,3 @@ async def _only_attempted(world: World, message: Message) -> bool:
 
 async def _all_published(world: World) -> bool:
     return await pending_in_outbox(world.database) == 0
-
-
-class TestLateCommits:
-    async def test_slow_writers_lose_no_row(self, world: World, reader: QueueReader) -> None:
-        """A relay that remembers the last id it saw passes over rows that commit after younger ones."""
-        databases = [await open_database(world.location) for _ in range(3)]  # ten connections each
-        hold = 0.02 if world.database.dialect == "postgresql" else 0.0
-        committed: list[str] = []
-        messages = [world.message(noted(number)) for number in range(ROWS)]
-        chunks = iter([messages[first : first + ROWS_AT_ONCE] for first in range(0, ROWS, ROWS_AT_ONCE)])
-
-        async def write(database: Database, slowness: int) -> None:
-            for chunk in chunks:
-                async with database.transaction() as tx:
-                    await tx.post(*chunk)
-                    row = await tx.fetch_one(ROW_ID, message_id=chunk[0].message_id)  # from here it has its id
-                    await asyncio.sleep(hold * slowness)
-                assert row is not None
-                committed.append(row["id"])
-
-        async with running(world.relay().run):
-            reading = asyncio.create_task(drain(reader, ROWS))
-            await asyncio.gather(*(write(databases[number % 3], number % 4) for number in range(WRITERS)))
-            received = Counter(message.message_id for message in await asyncio.wait_for(reading, 90))
-            await eventually(lambda: _all_published(world))
-        for database in databases:
-            await database.close()
-        assert received == Counter(message.message_id for message in messages)
-        if hold:
-            late = sum(one > next_one for one, next_one in pairwise(committed))
-            assert late > 100, "hardly any row committed late, so this proves nothing"
