@@ -12,6 +12,7 @@ import msgspec
 from refract.kernel.ids import Snowflakes
 from refract.runtime.embedded.cache import EmbeddedCache
 from refract.runtime.embedded.rate_limiter import EmbeddedRateLimiter
+from refract.runtime.messages import Message
 from refract.runtime.metrics import Metrics
 from refract.runtime.ports import Database, Row, Transaction
 from refract.runtime.statements import Statement
@@ -62,9 +63,17 @@ class FailingDatabase:
     async def transaction(self) -> AsyncIterator[Transaction]:
         async with self._database.transaction() as tx:
             yield tx
-            self._left -= 1
-            if self._left < 0:
-                raise Crash
+            self._count()
+
+    async def post(self, *messages: Message, held: float = 0.0) -> list[str]:
+        """A transaction of its own."""
+        self._count()
+        return await self._database.post(*messages, held=held)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Crash
 
 
 class Crash(Exception):
