@@ -1,7 +1,11 @@
-"""Links that are made while the process is killed: each that was acknowledged is there, with exactly one event."""
+"""Links that are made while the process is killed: each that was acknowledged is there, with exactly one event.
+
+They are made in every way there is: plainly, with an alias, and with an Idempotency-Key.
+"""
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ CONNECTIONS = 8
 PREFIX = "https://example.com/"
 LINKS = "SELECT short_code, original_url FROM links"
 COUNT = "SELECT count(*) FROM links"
+KEYS = "SELECT key, answer FROM idempotency_keys"
 ROWS = 1_000
 
 
@@ -32,6 +37,17 @@ async def created(instance: Instance) -> list[tuple[str, str]]:
     """Codes and URLs of all created events, sorted."""
     events = [event for event in await instance.events() if isinstance(event, UrlCreated)]
     return sorted((event.short_code, event.original_url) for event in events)
+
+
+async def check_ways(instance: Instance, making: Making, codes: Mapping[int, str]) -> None:
+    """There are links of each way to make them: aliases are what was asked for, and answers are kept with the links."""
+    aliases = {number: alias for number in codes if (alias := making.alias(number))}
+    keys = {key: codes[number] for number in codes if (key := making.key(number))}
+    plain = len(codes) - len(aliases) - len(keys)
+    assert min(len(aliases), len(keys), plain) > len(codes) / 4
+    assert {number: codes[number] for number in aliases} == aliases
+    kept = {row[0]: msgspec.json.decode(row[1])["short_code"] for row in await instance.fetch(KEYS)}
+    assert kept == keys, "a link without the answer to its key, or an answer without its link"
 
 
 async def make_and_kill(instance: Instance, folder: Path, links: int, kills: int) -> None:
@@ -50,6 +66,7 @@ async def make_and_kill(instance: Instance, folder: Path, links: int, kills: int
         rows = sorted((row[0], row[1]) for row in await instance.fetch(LINKS))
         assert ledger.compare(number_of(url) for _, url in rows) == Verdict()
         assert await created(instance) == rows, "a link without its event, or an event without its link"
+        await check_ways(instance, making, {number_of(url): code for code, url in rows})
         assert making.refused == Counter()
         assert ledger.answered == links == ledger.attempted - making.unanswered
         assert kills <= making.unanswered < links / 4, "the kills did not come in mid-load"

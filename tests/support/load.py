@@ -1,6 +1,7 @@
 """Clients that follow and make links without rest, over kept-alive connections, and note what they are told."""
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -193,15 +194,33 @@ class Repeating(Following):
 
 @dataclass
 class Making(Load):
-    """Clients that make links, each to a URL with a number of its own."""
+    """Clients that make links, each to a URL with a number of its own: plainly, with an alias, and with a key, in turn.
+
+    A plain one is saved with its neighbours; the other two are each a transaction.
+    """
 
     target: str = "/shorten"
     token: str = ""
     prefix: str = "https://example.com/"
+    name: str = field(default_factory=lambda: secrets.token_hex(4))
+    """In aliases and keys, which others may have on the same instance."""
+
+    def alias(self, number: int) -> str | None:
+        """The code that an attempt asks for, if it does."""
+        return f"{self.name}-{number}" if number % 3 == 1 else None
+
+    def key(self, number: int) -> str | None:
+        """The Idempotency-Key of an attempt, if it has one."""
+        return f"{self.name}-{number}" if number % 3 == 2 else None
 
     async def _ask(self, client: Client, number: int) -> Answer:
-        body = msgspec.json.encode({"url": f"{self.prefix}{number}"})
-        return await client.post(self.target, body, f"Authorization: Bearer {self.token}")
+        wish = {"url": f"{self.prefix}{number}"}
+        headers = [f"Authorization: Bearer {self.token}"]
+        if alias := self.alias(number):
+            wish["custom_code"] = alias
+        if key := self.key(number):
+            headers.append(f"Idempotency-Key: {key}")
+        return await client.post(self.target, msgspec.json.encode(wish), *headers)
 
     def _is_acknowledged(self, number: int, answer: Answer) -> bool:
         return answer.status == 201
