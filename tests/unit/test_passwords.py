@@ -147,8 +147,7 @@ class Slow:
         self.threads: list[tuple[str, int]] = []
 
     def __call__(self, password: bytes, hashed: bytes) -> bool:
-        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        self.threads.append((threading.current_thread().name, niceness))
+        self.threads.append((threading.current_thread().name, niceness_here()))
         assert self.go_on.wait(20)
         return True
 
@@ -172,15 +171,35 @@ async def test_a_few_threads_work_while_the_loop_goes_on(slow: Slow) -> None:
     hasher.close()
 
 
+def niceness_here() -> int:
+    """Of this thread, which on Linux has one of its own."""
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
-async def test_the_threads_step_back_and_the_loop_does_not(slow: Slow) -> None:
-    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    hasher = Hasher(cost=4, threads=1)
+@pytest.mark.parametrize("steps", [0, 3, 9, 12, 19])
+def test_the_threads_step_back_and_the_loop_does_not(slow: Slow, steps: int) -> None:
+    """Wherever the loop is: whoever starts the process with a low priority has it in a thread that steps back, too."""
+    seen: list[tuple[int, int]] = []
+
+    async def compare() -> None:
+        hasher = Hasher(cost=4, threads=1)
+        await hasher.compare_nothing("password")
+        hasher.close()
+
+    def run_a_loop() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(hashing.LOWEST, niceness_here() + steps))
+        before = niceness_here()
+        asyncio.run(compare())
+        seen.append((before, niceness_here()))
+
     slow.go_on.set()
-    await hasher.compare_nothing("password")
-    hasher.close()
-    assert [niceness for _, niceness in slow.threads] == [min(19, hashing.NICENESS)]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before < hashing.NICENESS
+    loop_of_its_own = threading.Thread(target=run_a_loop)
+    loop_of_its_own.start()
+    loop_of_its_own.join()
+    [(before, after)] = seen
+    assert after == before
+    assert [niceness for _, niceness in slow.threads] == [min(hashing.LOWEST, before + hashing.NICENESS)]
 
 
 async def test_where_priorities_are_forbidden_passwords_are_hashed_all_the_same(
@@ -254,5 +273,6 @@ async def test_people_who_register_step_back_behind_users(slow_to_hash: Slow) ->
     slow_to_hash.go_on.set()
     await hasher.hash("password")
     hasher.close()
-    assert [niceness for _, niceness in slow_to_hash.threads] == [hashing.NICENESS_FOR_STRANGERS]
+    expected = min(hashing.LOWEST, niceness_here() + hashing.NICENESS_FOR_STRANGERS)
+    assert [niceness for _, niceness in slow_to_hash.threads] == [expected]
     assert hashing.NICENESS < hashing.NICENESS_FOR_STRANGERS

@@ -32,7 +32,10 @@ AT_A_TIME = 8
 
 NICENESS = 10
 NICENESS_FOR_STRANGERS = 15
-"""On a busy processor, a third of the time that users get."""
+"""Steps down from this process; on a busy processor strangers get a third of the time that users get."""
+
+LOWEST = 19
+"""There is no niceness beyond."""
 
 _PREFIX = b"2a"  # M2's; the library makes the same hash of it as of 2b
 
@@ -109,8 +112,12 @@ def _octets(password: str) -> bytes:
     return base64.b64encode(hashlib.sha256(raw).digest())
 
 
-def _step_back(niceness: int) -> None:
-    """Lower the priority of this thread, where the system has one for each thread."""
+def _step_back(steps: int) -> None:
+    """Lower the priority of this thread, where the system has one for each thread.
+
+    From where it is, which is where the loop is: a process may have been started with a low priority itself.
+    """
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with suppress(OSError):  # a sandbox may forbid it: slower for others, and no reason to let nobody in
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            os.setpriority(os.PRIO_PROCESS, thread, min(LOWEST, os.getpriority(os.PRIO_PROCESS, thread) + steps))
