@@ -45,6 +45,7 @@ async def killed(world: World, moment: str, seed: int, first: int) -> set[int]:
     async with asyncio.timeout(60):
         said, _ = await victim.communicate(world.address().encode())
     assert victim.returncode == -signal.SIGKILL
+    await eventually(world.is_left)
     return set(map(int, said.split()))
 
 

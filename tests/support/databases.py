@@ -26,11 +26,11 @@ _promised: dict[str, str] = {}
 """The servers of databases that are not made yet, by their DSNs."""
 
 
-async def open_database(location: Location) -> Database:
-    """The twin that belongs to the location; a server that was late is asked again."""
+async def open_database(location: Location, name: str = "test") -> Database:
+    """The twin that belongs to the location, under a name that the server knows; one that was late is asked again."""
     if isinstance(location, Path):
         return await EmbeddedDatabase.open(location)
-    return await PostgresDatabase.open(location, service="test", pauses=(0.0, 0.5, 1.0, 2.0))
+    return await PostgresDatabase.open(location, service=name, pauses=(0.0, 0.5, 1.0, 2.0))
 
 
 async def administer(dsn: str, *statements: str) -> None:

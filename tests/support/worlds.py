@@ -29,6 +29,14 @@ ADD_EFFECT = Statement("add_effect", "Notes a number.", "INSERT INTO effects (nu
 EFFECTS = Statement("effects", "Reads the numbers.", "SELECT number FROM effects ORDER BY number")
 INBOX = Statement("inbox", "Reads the marks.", "SELECT * FROM inbox ORDER BY event_id")
 ATTEMPTS = Statement("attempts", "Reads the attempts.", "SELECT * FROM inbox_attempts")
+VISITOR = "visitor"
+VISITORS = Statement(
+    "visitors",
+    "Counts the connections of other processes.",
+    "SELECT count(*) AS connections FROM pg_stat_activity "
+    f"WHERE datname = current_database() AND application_name = 'refract-{VISITOR}'",
+    sqlite="SELECT 0 AS connections",
+)
 
 
 class Noted(LinkEvent, frozen=True, kw_only=True, tag="test.noted"):
@@ -150,6 +158,11 @@ class World:
         """The dead letters of this world's queue."""
         return await self.bus.dead_letters(self.queue.name, 1_000)
 
+    async def is_left(self) -> bool:
+        """Whether the database, too, knows that visitors have gone: what a dead one said last may still be done."""
+        [row] = await self.database.fetch(VISITORS)
+        return bool(row["connections"] == 0)
+
     def counted(self, name: str, **labels: str) -> float:
         """The value of a metric."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -166,12 +179,12 @@ async def visit(address: str) -> World:
     embedded, location, bus, prefix, prefetch = json.loads(address)
     buses: Buses = EmbeddedBuses(Path(location).parent) if embedded else RabbitBuses(bus)
     buses.prefix = prefix
-    return await _enter(Path(location) if embedded else location, buses, SystemClock(), prefetch)
+    return await _enter(Path(location) if embedded else location, buses, SystemClock(), prefetch, VISITOR)
 
 
-async def _enter(location: Location, buses: Buses, clock: Clock, prefetch: int) -> World:
+async def _enter(location: Location, buses: Buses, clock: Clock, prefetch: int, name: str = "test") -> World:
     queue = buses.queue("reader", Noted.routing_key(), prefetch=prefetch)
-    return World(location, buses, await open_database(location), await buses.open(), clock, queue)
+    return World(location, buses, await open_database(location, name), await buses.open(), clock, queue)
 
 
 def buses_beside(location: Location, request: pytest.FixtureRequest) -> Buses:
