@@ -58,8 +58,8 @@ bench: $(DEV) ## Measure, and print the figures
 bench-redirect: $(DEV) ## Measure redirects of an embedded instance beside nginx
 	@exec $(BIN)/python -m benchmarks redirect $(ARGS)
 
-faults: $(DEV) ## Run the full fault and load tests; takes minutes
-	@exec $(SERVERS) run -- $(BIN)/python -m pytest tests -m full $(ARGS)
+faults: $(DEV) ## Run the full fault and load tests; takes the better part of an hour
+	@exec $(SERVERS) run -- $(BIN)/python -m pytest $(TESTS) -m full $(ARGS)
 
 api: $(DEV) ## Write docs/api, and what the gateway serves of it, anew from the code
 	$(BIN)/python -m refract.apps.api_documents docs/api src/refract/services/gateway/http/served
