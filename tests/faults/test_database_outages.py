@@ -64,7 +64,15 @@ async def _write(database: PostgresDatabase) -> None:
         await tx.post(MESSAGE)
 
 
-# Statements with one plan
+# Statements with one plan, and with many
+
+
+PLANS = Statement(
+    "plans",
+    "Tells how often statements of this connection had a plan of their own, and the one for all.",
+    "SELECT sum(custom_plans) AS made_for_each, sum(generic_plans) AS made_for_all "
+    "FROM pg_prepared_statements WHERE statement LIKE 'SELECT count%'",
+)
 
 
 async def test_a_steady_statement_is_planned_once(database: PostgresDatabase) -> None:
@@ -73,6 +81,17 @@ async def test_a_steady_statement_is_planned_once(database: PostgresDatabase) ->
     for value in range(8):
         assert await database.fetch(steady, value=value) == [{"plans": "force_generic_plan", "value": value}]
         assert await database.fetch(other, value=value) == [{"plans": "auto", "value": value}]
+
+
+async def test_a_varied_statement_is_planned_for_each_call(database: PostgresDatabase) -> None:
+    sql = "SELECT count(*) AS events FROM outbox WHERE attempts > :least"
+    varied, other = (Statement("count", "Counts events.", sql, varied=varied) for varied in (True, False))
+    for statement in (varied, other):
+        for _ in range(20):
+            await database.fetch(statement, least=0)
+        [plans] = await database.fetch(replace(PLANS, varied=statement.varied))
+        assert plans["made_for_each"] >= 5
+        assert (plans["made_for_all"] > 0) is (statement is other)
 
 
 async def test_a_steady_statement_may_not_write(database: PostgresDatabase) -> None:

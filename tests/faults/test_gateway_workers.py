@@ -19,7 +19,7 @@ from tests.support.servers import Kafka
 from tests.support.servers.places import free_port
 from tests.support.stack import variables
 from tests.support.waiting import eventually
-from tests.support.workers import children, sockets_that_listen, that_listen
+from tests.support.workers import children, has_begun, sockets_that_listen, that_listen
 
 CONNECTIONS = 32
 WORKERS = 2
@@ -117,6 +117,7 @@ async def test_a_worker_that_is_slow_to_come_back_closes_no_redirects(front: Fro
             await following.answered(500)
             await front.kill(elder)
             [successor] = await eventually(lambda: [pid for pid in children(front.parent) if pid != younger])
+            await eventually(lambda: has_begun(successor), interval=0.002)
             os.kill(successor, signal.SIGSTOP)
             try:
                 await eventually(lambda: len(sockets_that_listen(front.links.port)) == 1, timeout=30)

@@ -95,12 +95,14 @@ def remembered() -> list[tuple[Any, ...]]:
     ]
 
 
-async def plan_of(database: Database, statement: Statement, parameters: dict[str, Any]) -> list[str]:
+async def plan_of(
+    database: Database, statement: Statement, parameters: dict[str, Any], how: str = "EXPLAIN"
+) -> list[str]:
     """The lines of a plan, as the engine tells it."""
     explained = Statement(
         "explain",
         "Tells how a statement is run.",
-        f"EXPLAIN {statement.sql}",
+        f"{how} {statement.sql}",
         sqlite=f"EXPLAIN QUERY PLAN {statement.for_sqlite()}",
     )
     async with database.transaction() as tx:
@@ -318,6 +320,29 @@ async def test_nobody_is_read_once_for_each_tag_because_the_planner_does_not_kno
         plan = await plan_of(database, page_statement(Shape.of(request)), names)
         each = [line for line in plan if re.search(r"Join Filter|Rows Removed|SCAN (links|link_tags)\b", line)]
         assert not each, "\n".join([str(request), *plan])
+
+
+async def test_an_old_tag_is_no_walk_through_all_that_came_since(database: Database) -> None:
+    made = [some_link(n, title="my campaign", tags=("old",) if n <= 2_500 else ()) for n in range(1, 20_001)]
+    for first in range(0, len(made), 2_000):
+        await keep(database, *made[first : first + 2_000])
+    async with database.transaction() as tx:
+        await tx.execute(TIDY)
+        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    for sort in Sort:
+        request = PageRequest(sort=sort, text="campaign", tag="old")
+        how = "EXPLAIN (ANALYZE)"
+        plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request), how)
+        removed = [int(number) for line in plan for number in re.findall(r"Rows Removed by Filter: (\d+)", line)]
+        assert max(removed, default=0) < 1_000, "\n".join(plan)
+        asked = {"workspace_id": ALICE.workspace_id, "now": START, **page_parameters(request)}
+        assert len(await database.fetch(page_statement(Shape.of(request)), **asked)) == request.limit + 1
+
+
+def test_what_may_look_at_many_links_is_planned_with_its_values() -> None:
+    """A plan for all values is made without the text, and takes a word that all links have for a rare one."""
+    for request in SHAPES:
+        assert page_statement(Shape.of(request)).varied is request.searches, request
 
 
 async def test_a_walk_would_be_seen(database: Database) -> None:

@@ -21,6 +21,7 @@ from refract.services.links.queries.paging import PageRequest, Sort
 from refract.services.links.queries.statements import (
     FOUND,
     MANY,
+    MANY_TAGGED,
     Shape,
     page_parameters,
     page_statement,
@@ -55,9 +56,16 @@ async def found(database: Database, workspace_id: str = ALICE.workspace_id, **re
     return [row["id"] for row in rows]
 
 
-def crowd(title: str, *tags: str) -> list[Link]:
-    """So many older links, with so many tags, that another road is shorter."""
-    return [some_link(number, title=title, original_url="d:", tags=tags) for number in range(1, MANY + 1)]
+def crowd(title: str, *tags: str, after: int = 0) -> list[Link]:
+    """So many links, with so many tags, that another road is shorter; older ones than all others, or younger ones."""
+    numbers = range(after + 1, after + (MANY_TAGGED if tags else MANY) + 1)
+    return [some_link(number, title=title, original_url="d:", tags=tags) for number in numbers]
+
+
+async def keep_crowd(database: Database, links: list[Link]) -> None:
+    """A statement has ten seconds, on a busy machine too."""
+    for first in range(0, len(links), 2_000):
+        await keep(database, *links[first : first + 2_000])
 
 
 WORDS = (
@@ -93,7 +101,7 @@ async def test_what_is_found_does_not_depend_on_the_road(database: Database, oth
             tags=chance.choice(((), ("red",))),
             total_clicks=chance.randrange(10, 20),
         )
-        for number, word in enumerate(WORDS * 8, MANY + 1)
+        for number, word in enumerate(WORDS * 8, MANY_TAGGED + 1)
     ]
     await keep(database, *made)
     requests = [
@@ -102,10 +110,30 @@ async def test_what_is_found_does_not_depend_on_the_road(database: Database, oth
     ]
     among_few = [await found(database, **request) for request in requests]
     assert sum(map(bool, among_few)) > len(requests) / 3
-    await keep(database, *crowd(*others))
+    await keep_crowd(database, crowd(*others))
     for request, before in zip(requests, among_few, strict=True):
         # The crowd is older and was never clicked, so that it comes after all others.
-        assert [one for one in await found(database, **request) if one > MANY] == before, request
+        assert [one for one in await found(database, **request) if one > MANY_TAGGED] == before, request
+
+
+async def test_what_lies_behind_the_newest_of_a_tag_is_found(database: Database) -> None:
+    made = [
+        some_link(number, title=f"a {word} b" if number % 3 else "", tags=("red",) if number % 2 else ())
+        for number, word in enumerate(WORDS * 8, 1)
+    ]
+    await keep(database, *made)
+    texts = [text for text in TEXTS if text != "e-1"]  # which stands in codes of the crowd
+    requests: list[dict[str, Any]] = [{"text": text, "tag": "red", "limit": n} for text in texts for n in (3, 200)]
+    among_few = [await found(database, **request) for request in requests]
+    assert sum(map(bool, among_few)) >= len(requests) / 2
+    await keep_crowd(database, crowd("", "red", after=len(made)))
+    assert [await found(database, **request) for request in requests] == among_few
+    some = [some_link(MANY_TAGGED + 1_000 + number, title="a campaign b", tags=("red",)) for number in range(2)]
+    await keep(database, *some)
+    for limit in (1, 2, 3, 200):  # a page that begins among the newest, and ends behind them
+        ids = [link.id for link in reversed(some)] + among_few[1]
+        assert TEXTS[0] == "campaign"
+        assert await found(database, text="campaign", tag="red", limit=limit) == ids[: limit + 1]
 
 
 def test_of_plain_letters_patterns_find_what_trigrams_find() -> None:

@@ -164,6 +164,19 @@ async def test_half_a_request_behind_it_is_the_end_of_all() -> None:
         assert await client.is_closed()
 
 
+async def test_a_refused_request_behind_it_is_answered_too() -> None:
+    hot = Hot()
+    async with running(echo, fast_path=hot) as server, await Client.connect(server.port) as client:
+        await client.send(head("GET", "/held") + b"GET /x HTTP/1.1\r\nHost: bad host\r\n\r\n")
+        await eventually(lambda: hot.held)
+        client.writer.write_eof()
+        hot.release("/held")
+        assert await answers(client, 1) == ["/held"]
+        received = await client.reader.read()
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert received.count(b"connection: close") == 1
+
+
 async def test_for_the_application_who_says_no_more_has_gone() -> None:
     hot, gate = Hot(), Gate()
     async with running(gate, fast_path=hot) as server, await Client.connect(server.port) as client:

@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
+from refract.apps.workers import VARIABLE
+
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, oldest first."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def has_begun(pid: int) -> bool:
+    """Whether a child is a program of its own already. One that is stopped before would keep its parent waiting."""
+    return VARIABLE.encode() in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def sockets_that_listen(port: int) -> set[str]:

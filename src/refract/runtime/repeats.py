@@ -59,7 +59,8 @@ class RepeatedHeads(TurnTaking):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn says None, which asyncio takes for False
         """The client says no more; with half a request, or some that are not parsed yet, it has gone."""
-        return not self._unparsed and not self._message_open and super().eof_received()
+        is_half = self._message_open and not self._deaf  # what is refused never ends
+        return not self._unparsed and not is_half and super().eof_received()
 
     def _learn(self, data: bytes) -> None:
         """Remember the head of a request that was answered fast, if these bytes are that request and nothing else."""

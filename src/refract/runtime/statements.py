@@ -30,6 +30,12 @@ class Statement:
     Else it may plan every call anew, which can take longer than what is planned. For reads outside of transactions, and
     not of partitions that values leave out: a plan for all values would open all of them."""
 
+    varied: bool = False
+    """Whether the best plan depends so much on the values that PostgreSQL is to make one for each call.
+
+    Else it may settle, after five calls, for one that looks no worse than theirs, and is for other values. For reads
+    outside of transactions."""
+
     urgent: bool = False
     """Whether somebody who follows a link waits for it. Readers of SQLite take any question, however long, in its turn:
     these have a reader of their own. For reads outside of transactions that are always short."""

@@ -133,8 +133,8 @@ class TurnTaking(HttpToolsProtocol):
             return False
         self._final = self._deaf = True
         last = self._turns[-1]
-        assert isinstance(last, HeldAnswer)
-        last.closes = True
+        if isinstance(last, HeldAnswer) and not isinstance(last, Refusal):  # which closes by itself
+            last.closes = True
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -39,6 +39,9 @@ PAUSES = (0.0, 0.5, 1.0, 2.0, 4.0)
 STEADY_CONNECTIONS = 6
 """For statements with one plan, which are over in a millisecond; none is open before there is one."""
 
+VARIED_CONNECTIONS = 5
+"""For statements with a plan for each call; none is open before there is one."""
+
 CHANNEL = "refract_outbox"
 
 LAST_WORDS = 1.0
@@ -68,7 +71,12 @@ class PostgresDatabase:
         open_connection = partial(connect, dsn, service=service)
         pool = partial(ConnectionPool, when_dropped=self._forget_idle)
         self._pool: ConnectionPool = pool(open_connection)
-        self._steady: ConnectionPool = pool(partial(open_connection, plans_once=True), most=STEADY_CONNECTIONS, kept=0)
+        self._steady: ConnectionPool = pool(
+            partial(open_connection, plans="force_generic_plan"), most=STEADY_CONNECTIONS, kept=0
+        )
+        self._varied: ConnectionPool = pool(
+            partial(open_connection, plans="force_custom_plan"), most=VARIED_CONNECTIONS, kept=0
+        )
         # Here a statement outside of a transaction may write, and is one itself: a post is a single round trip.
         self._posts: ConnectionPool = pool(partial(open_connection, reads_only=False), most=2, kept=0)
         self._bell = Bell()
@@ -90,6 +98,7 @@ class PostgresDatabase:
                 await database._pool.start()
                 await database._posts.start()
                 await database._steady.start()
+                await database._varied.start()
             except Unavailable as error:
                 await database.close()
                 reason = error.reason
@@ -103,7 +112,8 @@ class PostgresDatabase:
     async def fetch(self, statement: Statement, **parameters: Any) -> list[Row]:
         """All rows."""
         sql, values = bound(statement, parameters)
-        async with (self._steady if statement.steady else self._pool).connection() as connection:
+        pool = self._varied if statement.varied else self._steady if statement.steady else self._pool
+        async with pool.connection() as connection:
             with translated(statement.name):
                 try:
                     records = await connection.fetch(sql, *values, timeout=statement.longest)
@@ -160,14 +170,14 @@ class PostgresDatabase:
             await asyncio.wait([telling], timeout=LAST_WORDS)
             telling.cancel()
         await self._posts.close()
-        await asyncio.gather(self._steady.close(), self._pool.close())
+        await asyncio.gather(self._steady.close(), self._varied.close(), self._pool.close())
 
     def _forget_idle(self) -> None:
         """One connection was cut, or leads to a server that takes no writes any more: then so may all.
 
         Those that only read would not hear of it, and go on at a server that was left behind.
         """
-        for pool in (self._pool, self._steady, self._posts):
+        for pool in (self._pool, self._steady, self._varied, self._posts):
             pool.forget_idle()
 
     def _tell(self) -> None:

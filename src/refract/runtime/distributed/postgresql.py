@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
@@ -57,13 +57,16 @@ def check_dsn(dsn: str) -> None:
         raise Misconfigured(f"FATAL: sslmode in a PostgreSQL DSN is one of {', '.join(SSL_MODES)}")
 
 
-async def connect(dsn: str, *, service: str, reads_only: bool = True, plans_once: bool = False) -> "Connection":
+Plans = Literal["auto", "force_generic_plan", "force_custom_plan"]
+"""Whether a statement has a plan for each call, one for all calls, or what looks better after a few of them."""
+
+
+async def connect(dsn: str, *, service: str, reads_only: bool = True, plans: Plans = "auto") -> "Connection":
     """Open a connection on which values have our form; raises Unavailable, whatever went wrong.
 
-    With `reads_only`, only a transaction that says so may write. With `plans_once`, a statement has one plan for all
-    values.
+    With `reads_only`, only a transaction that says so may write.
     """
-    opening = asyncio.create_task(_open(dsn, service, reads_only=reads_only, plans_once=plans_once))
+    opening = asyncio.create_task(_open(dsn, service, reads_only=reads_only, plans=plans))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -77,7 +80,7 @@ def _discard(opening: "asyncio.Task[Connection]") -> None:
         opening.result().terminate()
 
 
-async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -> "Connection":
+async def _open(dsn: str, service: str, *, reads_only: bool, plans: Plans) -> "Connection":
     settings = {
         "application_name": f"refract-{service}",
         "timezone": "UTC",
@@ -90,9 +93,8 @@ async def _open(dsn: str, service: str, *, reads_only: bool, plans_once: bool) -
         "lock_timeout": f"{ACQUIRE_TIMEOUT * 1000:.0f}",
         # To compile a plan takes a tenth of a second and more, and nothing that somebody waits for runs as long.
         "jit": "off",
+        "plan_cache_mode": plans,
     }
-    if plans_once:
-        settings["plan_cache_mode"] = "force_generic_plan"
     connection: Connection | None = None
     with translated(CONNECTING):
         try:

@@ -51,12 +51,17 @@ class Connection(asyncio.Protocol):
         self._headers = exchange.headers
         self._head_bytes = 0
         self._framed = False
-        self._transport.write(data)
+        if self._transport.is_closing():  # it died before it was asked anything, and a write would be an error of ours
+            exchange.fail(ConnectionDied("the connection was closed"))
+        else:
+            self._transport.write(data)
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the body, and return when there is room for more."""
+        if self._transport.is_closing():
+            return  # whoever waits for the answer has been told
         self._transport.write(data)
-        if self._writing_paused and not self._transport.is_closing():
+        if self._writing_paused:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 

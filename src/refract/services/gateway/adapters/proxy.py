@@ -192,8 +192,13 @@ class Proxy:
         left = TRIES if connection is not None else TRIES - 1
         while True:
             left -= 1
-            if connection is None:
-                connection = await _connected(pool, exchange)
+            try:
+                connection = connection or await _connected(pool, exchange)
+            except ConnectionResetError:
+                # Nothing was asked yet: it may be asked by somebody else, whatever it is.
+                if not left:
+                    raise
+                continue
             try:
                 return await self._ask_on(connection, question, exchange, is_asked=connection is asked)
             except ConnectionDied:
