@@ -134,6 +134,18 @@ TIDY = Statement(
     sqlite="SELECT 1",
 )
 
+ANALYZE = Statement("analyze", "Counts what is there.", "ANALYZE")
+
+
+async def keep_known(database: Database, made: list[Link]) -> None:
+    """Keep links, and let the planner know them; a statement has ten seconds, on a busy machine too."""
+    for first in range(0, len(made), 2_000):
+        await keep(database, *made[first : first + 2_000])
+    async with database.transaction() as tx:
+        await tx.execute(TIDY)
+        await tx.execute(ANALYZE)
+
+
 KEYS = [number.to_bytes(32, "big") for number in range(1, 40, 2)]
 
 RARE = PageRequest(text="campaign 77")
@@ -275,7 +287,7 @@ async def test_every_statement_has_its_index_and_none_walks_the_table(database: 
         await tx.insert_many("idempotency_keys", REMEMBERED, remembered())
         await tx.insert_many("departures", ("user_id", "looks", "next_at"), departed())
         await tx.execute(TIDY)
-        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+        await tx.execute(ANALYZE)
     for statement, parameters, there, here in INDEXES:
         plan = await plan_of(database, statement, parameters)
         index = here if database.dialect == "sqlite" else there
@@ -294,11 +306,7 @@ async def test_nobody_passes_over_the_links_that_others_made_since(database: Dat
         tags = ("red",) if number % 10 == 0 else ()
         expires_at = YESTERDAY if number % 5 == 0 else None
         everybody.append(some_link(number, title=f"campaign {number}", tags=tags, expires_at=expires_at))
-    for first in range(0, len(everybody), 2_000):
-        await keep(database, *everybody[first : first + 2_000])
-    async with database.transaction() as tx:
-        await tx.execute(TIDY)
-        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    await keep_known(database, everybody)
     for request in SHAPES:
         plan = await plan_of(database, page_statement(Shape.of(request)), page_parameters(request))
         downwards = [line for line in plan if re.search(r"Scan Backward using links_pkey|SCAN links\b", line)]
@@ -309,11 +317,7 @@ async def test_nobody_is_read_once_for_each_tag_because_the_planner_does_not_kno
     """A workspace that came after the tables were analysed has one link and one tag, as far as the planner knows."""
     everybody = crowd()
     newcomers = [some_link(number, workspace_id="newcomer", tags=("red",)) for number in range(30_001, 31_501)]
-    for first in range(0, len(everybody), 2_000):
-        await keep(database, *everybody[first : first + 2_000])
-    async with database.transaction() as tx:
-        await tx.execute(TIDY)
-        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    await keep_known(database, everybody)
     await keep(database, *newcomers)
     for request in SHAPES:
         names = {**page_parameters(request), "workspace_id": "newcomer"}
@@ -324,11 +328,7 @@ async def test_nobody_is_read_once_for_each_tag_because_the_planner_does_not_kno
 
 async def test_an_old_tag_is_no_walk_through_all_that_came_since(database: Database) -> None:
     made = [some_link(n, title="my campaign", tags=("old",) if n <= 2_500 else ()) for n in range(1, 20_001)]
-    for first in range(0, len(made), 2_000):
-        await keep(database, *made[first : first + 2_000])
-    async with database.transaction() as tx:
-        await tx.execute(TIDY)
-        await tx.execute(Statement("analyze", "Counts what is there.", "ANALYZE"))
+    await keep_known(database, made)
     for sort in Sort:
         request = PageRequest(sort=sort, text="campaign", tag="old")
         how = "EXPLAIN (ANALYZE)"
